@@ -1,0 +1,72 @@
+"""Loggers that need more than a constructor call."""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+
+def wandb(
+    save_dir: str | Path,
+    project: str = "lit-sd",
+    name: str | None = None,
+    offline: bool | None = None,
+    tags: Sequence[str] = (),
+    group: str | None = None,
+) -> WandbLogger:
+    """A W&B logger with a run of its own, offline where there is no key or no network.
+
+    Args:
+        save_dir: where its files go.
+        project: W&B's project.
+        name: of the run; None for the name of `save_dir`.
+        offline: None decides by `WANDB_MODE`, the key and the network.
+        tags: labels of the run.
+        group: name under which runs are shown together.
+    """
+    if offline is None:
+        offline = not reachable()
+        if offline:
+            rank_zero_info(
+                f"W&B: no key or no network, logging offline; later: wandb sync {Path(save_dir) / 'wandb'}/offline-*"
+            )
+    _finish_earlier_run()
+    Path(save_dir).mkdir(parents=True, exist_ok=True)
+    return WandbLogger(
+        name=name or Path(save_dir).resolve().name,
+        save_dir=save_dir,
+        project=project,
+        offline=offline,
+        tags=list(tags),
+        group=group,
+    )
+
+
+def reachable(timeout_s: float = 2.0) -> bool:
+    """Whether runs can be sent to W&B at once: a mode that allows it, a key, and a server that answers."""
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode != "online":
+        return False
+    import wandb as library
+
+    if not library.api.api_key:
+        return False
+    server = urlsplit(library.api.settings("base_url") or "")
+    try:
+        socket.create_connection((server.hostname or "", server.port or 443), timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def _finish_earlier_run() -> None:
+    """The jobs of a sweep share a process, and W&B would go on with the first one's run."""
+    library: Any = sys.modules.get("wandb")
+    if library is not None and getattr(library, "run", None) is not None:
+        library.finish()

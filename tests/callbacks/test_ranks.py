@@ -1,0 +1,86 @@
+"""Two processes on the CPU: F17, F31–F34, and a signal that only one of them gets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tiny_runs import assert_same, images, trainer_of, write_images
+from two_ranks import PROMPTS, SEEDS, module
+
+
+@pytest.fixture(scope="module")
+def done(tiny_model_dir, tmp_path_factory):
+    """Folder of a finished run of two processes (`two_ranks.py`)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    root = write_images(folder / "images", 13)  # 3 of them for validation
+    script = Path(__file__).with_name("two_ranks.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, script, str(tiny_model_dir("sd15")), str(root), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return folder
+
+
+def ranks(folder):
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def test_one_model_and_different_draws(done):
+    """F31: noise differs between ranks, weights never do."""
+    a, b = ranks(done / "whole")
+    assert_same(a["first"], b["first"])
+    assert_same(a["last"], b["last"])
+    assert any(not torch.equal(a["first"][name], a["last"][name]) for name in a["first"])
+    assert all(x != y for x, y in zip(a["timesteps"][:3], b["timesteps"][:3], strict=True))
+    assert a["ids"] != b["ids"]
+
+
+def test_schedule_is_of_the_sharded_loader(done):
+    """F17: 5 batches on each rank, 4 accumulated: 2 updates in an epoch, 4 in all, and then rate 0."""
+    for rank in ranks(done / "whole"):
+        assert rank["steps"] == 4
+        assert len(rank["ids"]) == 10
+        assert rank["lr"] == pytest.approx([1e-3] * 3 + [7.5e-4] + [5e-4] * 4 + [2.5e-4, 0.0])
+
+
+def test_validation_is_of_all_examples(done, tiny_model_dir):
+    """The mean over the ranks' examples is the mean that one process finds; the ranks agree on it."""
+    a, b = ranks(done / "whole")
+    assert a["metrics"]["val/loss"] == b["metrics"]["val/loss"]
+    model = module(str(tiny_model_dir("sd15")))
+    # batch 8 of 10 was the last to be validated after: the average of that moment is not kept, so take a fresh run's figure
+    alone = trainer_of(done).validate(model, images(done / "images", val_share=0.23), verbose=False)[0]
+    assert alone["val/loss"] == pytest.approx(a["metrics"]["val/loss"], rel=0.05)
+
+
+def test_samples_are_those_of_one_process(done, tiny_model_dir):
+    """F33: three pictures over two ranks, in order, pixel for pixel."""
+    sheet = np.asarray(Image.open(done / "whole" / "samples" / "step_000000.png"))
+    alone = module(str(tiny_model_dir("sd15"))).sample(PROMPTS, SEEDS * len(PROMPTS), steps=2, guidance=7.5)
+    assert (sheet == np.concatenate([np.asarray(picture) for picture in alone])).all()
+    assert (done / "whole" / "samples" / "step_000004.png").exists()
+
+
+def test_checkpoints(done):
+    """F32: all ranks take part in those that a metric asks for."""
+    names = sorted(path.name for path in (done / "whole" / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", "step_000004.ckpt"]
+    saved = torch.load(done / "whole" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert_same(saved["state_dict"], ranks(done / "whole")[0]["last"])
+
+
+def test_a_signal_to_one_rank_stops_both(done):
+    folder = done / "interrupted"
+    assert [(rank["code"], rank["steps"]) for rank in ranks(folder)] == [(143, 2), (143, 2)]
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2

@@ -1,0 +1,347 @@
+"""The training module: what a step computes and draws, what a checkpoint holds, what validation may not touch."""
+
+from functools import partial
+
+import lightning
+import pytest
+import torch
+from peft import LoraConfig
+from torch.optim import SGD, AdamW
+
+from lit_sd import schedules
+from lit_sd.adapters.full import Full
+from lit_sd.adapters.peft import Peft
+from lit_sd.callbacks import EMA, Checkpoints, Samples
+from lit_sd.objectives import Objective
+from lit_sd.randomness import Draws
+from lit_sd.trainable import plain, read_checkpoint, restore, trainable_state
+from tiny_runs import FewWeights, everything, images, module_of, trained, trainer_of, write_images
+
+
+def batch_of(count: int, weight=None, size: int = 32):
+    generator = torch.Generator().manual_seed(7)
+    sizes = torch.tensor([[size, size]] * count)
+    return {
+        "ids": [f"image {i}" for i in range(count)],
+        "source": ["images"] * count,
+        "pixels": torch.rand(count, 3, size, size, generator=generator) * 2 - 1,
+        "captions": [f"caption {i}" for i in range(count)],
+        "weight": torch.full((count,), 1 / count) if weight is None else torch.tensor(weight),
+        "original_size": sizes,
+        "crop_top_left": torch.zeros_like(sizes),
+        "target_size": sizes,
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_images(tmp_path / "images", 10)
+
+
+class TestStep:
+    def test_loss_is_the_weighted_sum(self, tiny_model):
+        module = module_of(tiny_model())
+        with torch.no_grad():
+            _, _, losses = module.losses(batch_of(4))
+            loss = module.training_step(batch_of(4, [0.5, 0.25, 0.0, 1.0]), 0)
+        assert losses.dtype == torch.float32
+        a, b, _, d = losses.tolist()
+        assert loss.item() == pytest.approx(0.5 * a + 0.25 * b + d, rel=1e-6)
+
+    def test_noise_reaches_the_objective_as_drawn(self, tiny_model):
+        seen = {}
+
+        def distance(output, target):
+            seen["target"] = target
+            return (output - target).square()
+
+        module = module_of(tiny_model(), objective=Objective(prediction="epsilon", distance=distance))
+        _, t, _ = module.losses(batch_of(64))
+        target = seen["target"]
+        assert abs(target.mean().item()) < 0.1
+        assert target.std().item() == pytest.approx(1, abs=0.05)
+        assert t.min() >= 0
+        assert t.max() < 1000
+        assert t.float().mean().item() == pytest.approx(499.5, abs=150)
+        assert len(set(t.tolist())) > 48
+
+    def test_each_step_and_rank_draws_its_own_and_the_same_again(self, tiny_model):
+        module, batch = module_of(tiny_model()), batch_of(4)
+
+        def drawn(step, rank):
+            module.draws = Draws(3, step, rank)
+            with torch.no_grad():
+                latents, t, losses = module.losses(batch)
+            return (tuple(t.tolist()), latents.sum().item(), losses.sum().item())
+
+        assert drawn(5, 0) == drawn(5, 0)
+        a, b, c = drawn(5, 0), drawn(6, 0), drawn(5, 1)
+        for x, y in ((a, b), (a, c), (b, c)):
+            assert all(left != right for left, right in zip(x, y, strict=True))
+
+    @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 160, 240), (1.0, 400, 400)])
+    def test_caption_dropout_is_drawn_for_each_use(self, tiny_model, share, low, high):
+        model = tiny_model("sd15")
+        seen: list[list[str]] = []
+        encode = model.encode_text
+        model.encode_text = lambda captions: (seen.append(list(captions)), encode(captions))[1]
+        module = module_of(model, caption_dropout=share)
+        batch = batch_of(4)
+        for step in range(100):
+            module.draws = Draws(0, step, 0)
+            with torch.no_grad():
+                module.losses(batch)
+        assert low <= sum(text == "" for texts in seen for text in texts) <= high
+        if share == 0.5:  # each caption is dropped now and then, none is dropped always
+            for i in range(4):
+                assert 25 < sum(texts[i] == "" for texts in seen) < 75
+
+    def test_adapters_can_add_inputs_of_the_unet(self, tiny_model):
+        class WithMask(FewWeights):
+            def unet_kwargs(self, model, batch, noisy, t, cond):
+                assert noisy.shape == (2, 4, 4, 4)
+                assert t.shape == (2,)
+                return {"encoder_attention_mask": torch.zeros(2, cond.hidden.shape[1], dtype=torch.bool)}
+
+        plain_module, masked = module_of(tiny_model()), module_of(tiny_model(), WithMask())
+        assert plain_module.losses(batch_of(2))[2].tolist() != masked.losses(batch_of(2))[2].tolist()
+
+    def test_wrong_shares(self, tiny_model):
+        with pytest.raises(ValueError, match=r"caption_dropout=1\.5"):
+            module_of(tiny_model(), caption_dropout=1.5)
+
+
+class TestOptimizer:
+    def test_groups_by_component_with_their_own_rates(self, tiny_model, tmp_path):
+        lora = Peft({"unet": LoraConfig(target_modules=["to_q"]), "text_encoder": LoraConfig(target_modules=["q_proj"])})
+        module = module_of(tiny_model(), lora, component_lr={"text_encoder": 5e-6})
+        trainer = trainer_of(tmp_path, max_steps=1)
+        trainer.fit(module, images(write_images(tmp_path / "i", 2)))
+        groups = {group["name"]: group for group in trainer.optimizers[0].param_groups}
+        assert list(groups) == ["unet", "text_encoder"]
+        assert groups["unet"]["initial_lr"] == 1e-3
+        assert groups["text_encoder"]["initial_lr"] == 5e-6
+        names = {id(p): name for name, p in module.named_parameters()}
+        grouped = [names[id(p)] for group in groups.values() for p in group["params"]]
+        assert sorted(grouped) == sorted(trained(module))
+        assert all("text_encoder" in names[id(p)] for p in groups["text_encoder"]["params"])
+
+    def test_rates_for_what_does_not_train(self, tiny_model):
+        with pytest.raises(ValueError, match=r"a rate for text_encoder, vea, where unet trains"):
+            module_of(tiny_model(), component_lr={"text_encoder": 1e-5, "vea": 1.0})
+
+    def test_nothing_trains(self, tiny_model, tmp_path, root):
+        class Idle(FewWeights):
+            def attach(self, model):
+                pass
+
+        with pytest.raises(ValueError, match="nothing trains"):
+            trainer_of(tmp_path, max_steps=1).fit(module_of(tiny_model(), Idle()), images(root))
+
+    @pytest.mark.parametrize(
+        ("limits", "updates"),
+        [({"max_epochs": 2}, 6), ({"max_steps": 5}, 5), ({"max_epochs": 2, "max_steps": 4}, 4)],
+    )
+    def test_schedule_counts_updates(self, tiny_model, tmp_path, root, limits, updates):
+        """F17: 10 images, batch 1, 4 accumulated: 3 updates in an epoch, the last of them from 2 batches."""
+        module = module_of(tiny_model(), optimizer=partial(SGD, lr=1.0), scheduler=schedules.linear)
+        rates = []
+
+        class Watch(lightning.Callback):
+            def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+                rates.append(optimizer.param_groups[0]["lr"])
+
+        trainer = trainer_of(tmp_path, Watch(), accumulate_grad_batches=4, **limits)
+        trainer.fit(module, images(root))
+        assert trainer.global_step == updates
+        assert rates == pytest.approx([1 - u / updates for u in range(updates)])
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0
+
+    def test_modes(self, tiny_model, tmp_path, root):
+        """What trains is in training mode, what is frozen is not, also after validation and sampling."""
+        module = module_of(tiny_model())
+        trainer = trainer_of(
+            tmp_path,
+            Samples(tmp_path, ["a"], [0], every_n_steps=1, steps=1),
+            max_steps=2,
+            val_check_interval=1,
+        )
+        trainer.fit(module, images(root, val_share=0.2))
+        assert module.model.unet.training
+        assert module.model.unet.conv_out.training
+        assert not any(m.training for name in ("vae", "text_encoder") for m in getattr(module.model, name).modules())
+
+
+class TestCheckpoint:
+    @pytest.fixture
+    def saved(self, tiny_model, tmp_path, root):
+        """A LoRA run of two steps and its checkpoint."""
+        module = module_of(tiny_model(), self.lora())
+        module.config = {"model": {"path": "x"}, "sizes": [1, 2.5, None, True]}
+        trainer = trainer_of(tmp_path, EMA(0.5, warmup=False), Checkpoints(tmp_path / "c"), max_steps=2, checkpointing=True)
+        trainer.fit(module, images(root))
+        return module, tmp_path / "c" / "last.ckpt"
+
+    @staticmethod
+    def lora(rank=4, targets=("to_q", "to_v")):
+        return Peft({"unet": LoraConfig(r=rank, target_modules=list(targets))})
+
+    def test_holds_what_trains_and_reads_without_pickle(self, saved):
+        module, path = saved
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint["state_dict"].keys() == trained(module).keys()
+        assert all("lora" in name for name in checkpoint["state_dict"])
+        assert checkpoint["ema"]["average"].keys() == trained(module).keys()
+        assert checkpoint["base"] == module.model.identity
+        assert checkpoint["random"] == {"seed": 3, "micro_step": 2}
+        assert checkpoint["config"] == module.config
+        needed = {"optimizer_states", "lr_schedulers", "loops", "callbacks", "SDDataModule", "global_step"}
+        assert needed <= checkpoint.keys()
+
+    def test_is_small(self, saved):
+        """F19: three times the matrices with their two moments would be too much."""
+        module, path = saved
+        trains = sum(p.numel() * 4 for p in trained(module).values())
+        frozen = sum(p.numel() * 4 for p in module.parameters()) - trains
+        names = sum(len(name) for name in trained(module))
+        assert path.stat().st_size < 3 * (4 * trains) + 100 * names
+        assert path.stat().st_size < frozen / 2
+
+    def test_restores_either_weights(self, saved, tiny_model):
+        module, path = saved
+        checkpoint = read_checkpoint(path)
+        other = module_of(tiny_model(), self.lora())
+        restore(other, checkpoint, averaged=False)
+        for name, value in trained(module).items():
+            assert torch.equal(value, trained(other)[name])
+        restore(other, checkpoint)
+        for name, value in checkpoint["ema"]["average"].items():
+            assert torch.equal(value, trained(other)[name])
+
+    def test_another_base_is_refused(self, saved, tiny_model):
+        other = module_of(tiny_model("sd21"), self.lora())
+        with pytest.raises(ValueError, match=rf"{saved[0].model.identity}.*loaded {other.model.identity}"):
+            restore(other, read_checkpoint(saved[1]))
+
+    def test_missing_and_unexpected_names(self, saved, tiny_model):
+        checkpoint = read_checkpoint(saved[1])
+        gone = sorted(checkpoint["state_dict"])[0]
+        checkpoint["state_dict"]["model.unet.stranger"] = checkpoint["state_dict"].pop(gone)
+        with pytest.raises(ValueError, match=rf"1 missing \(such as {gone}\), 1 unexpected \(such as model.unet.stranger\)"):
+            restore(module_of(tiny_model(), self.lora()), checkpoint)
+
+    @pytest.mark.parametrize("adapter", [Full(), Peft({"unet": LoraConfig(target_modules=["to_k"])})])
+    def test_another_kind_is_refused_by_the_trainer(self, saved, tiny_model, tmp_path, root, adapter):
+        with pytest.raises(ValueError, match=r"missing \(such as .*unexpected \(such as .*lora"):
+            trainer_of(tmp_path, max_steps=4).fit(module_of(tiny_model(), adapter), images(root), ckpt_path=saved[1])
+
+    def test_another_rank_is_refused(self, saved, tiny_model):
+        with pytest.raises(ValueError, match=r"shape \(4, .*\) in the checkpoint and \(8, .*adapter\.rank"):
+            restore(module_of(tiny_model(), self.lora(8)), read_checkpoint(saved[1]))
+
+    def test_only_plain_config(self):
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.create({"a": {"b": [1, 2]}})
+        assert plain(OmegaConf.to_container(config)) == {"a": {"b": [1, 2]}}
+        with pytest.raises(TypeError, match=r"config\.a is a omegaconf.*DictConfig"):
+            plain({"a": config.a})
+        with pytest.raises(TypeError, match=r"config\.a\[1\] is a torch\.Tensor"):
+            plain({"a": [0, torch.zeros(1)]})
+
+    def test_running_statistics_are_kept(self):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+        net[0].requires_grad_(False)
+        net[2].requires_grad_(False)
+        names = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+        assert trainable_state(net).keys() == names
+
+
+class TestValidation:
+    def test_twice_is_equal_and_the_global_stream_is_left(self, tiny_model):
+        module = module_of(tiny_model())
+        before = torch.get_rng_state()
+        first = module.fixed_losses(batch_of(3))
+        module.draws = Draws(9, 9, 9)
+        assert torch.equal(first, module.fixed_losses(batch_of(3)))
+        assert torch.equal(before, torch.get_rng_state())
+        assert first.shape == (4, 2)
+        assert first[:, 1].tolist() == [3, 3, 3, 3]
+
+    def test_belongs_to_the_example_and_not_to_the_batch(self, tiny_model):
+        module, batch = module_of(tiny_model()).eval(), batch_of(3)
+        alone = [{k: v[i : i + 1] for k, v in batch.items()} for i in range(3)]
+        total = sum(module.fixed_losses(one) for one in reversed(alone))
+        torch.testing.assert_close(total, module.fixed_losses(batch), rtol=1e-5, atol=1e-6)
+
+    def test_timesteps_are_stratified(self, tiny_model):
+        seen = []
+
+        class Spy(FewWeights):
+            def unet_kwargs(self, model, batch, noisy, t, cond):
+                seen.append(t.tolist())
+                return {}
+
+        module_of(tiny_model(), Spy(), val_strata=5).fixed_losses(batch_of(6))
+        assert [(200 * k <= min(t), max(t) < 200 * (k + 1), len(t)) for k, t in enumerate(seen)] == [(True, True, 6)] * 5
+        assert all(len(set(t)) > 1 for t in seen)
+
+    def test_padding_counts_nothing(self, tiny_model):
+        module = module_of(tiny_model()).eval()
+        batch = batch_of(3, [0.5, 0.5, 0.0])
+        two = {k: v[:2] for k, v in batch.items()}
+        torch.testing.assert_close(module.fixed_losses(batch), module.fixed_losses(two), rtol=1e-5, atol=1e-6)
+
+    def test_logged_loss_is_the_mean_over_examples(self, tiny_model, tmp_path, root):
+        module = module_of(tiny_model())
+        trainer = trainer_of(tmp_path)
+        twice = [trainer.validate(module, images(root, val_share=0.3, batch_size=size), verbose=False)[0] for size in (2, 2, 3)]
+        assert twice[0] == twice[1]
+        assert twice[0] == pytest.approx(twice[2], rel=1e-5)
+        assert set(twice[0]) == {"val/loss", "val/loss_t0-250", "val/loss_t250-500", "val/loss_t500-750", "val/loss_t750-1000"}
+        assert twice[0]["val/loss"] == pytest.approx(sum(v for k, v in twice[0].items() if k != "val/loss") / 4, rel=1e-6)
+
+    def test_testing_names_its_own(self, tiny_model, tmp_path, root):
+        result = trainer_of(tmp_path).test(module_of(tiny_model()), images(root, val_share=0.3), verbose=False)[0]
+        assert "test/loss" in result
+
+
+SIDE_EFFECTS = {
+    "never": ({}, []),
+    "validating every step": ({"val_check_interval": 1}, []),
+    "validating every third": ({"val_check_interval": 3, "num_sanity_val_steps": 2}, []),
+    "sampling": ({"limit_val_batches": 0}, ["samples"]),
+    "averaging": ({"val_check_interval": 2}, ["ema", "samples"]),
+    "logging rarely": ({"log_every_n_steps": 50, "limit_val_batches": 0}, []),
+}
+
+
+def test_watching_does_not_change_training(tiny_model, tmp_path, root):
+    """Contract 8, F36: equal weights, whatever is evaluated, drawn or logged meanwhile."""
+    ends = {}
+    for name, (options, extra) in SIDE_EFFECTS.items():
+        callbacks = [EMA(0.9)] if "ema" in extra else []
+        if "samples" in extra:
+            callbacks.append(Samples(tmp_path / name, ["a cat"], [1], every_n_steps=1, at_start=True, steps=1, guidance=2.0))
+        module = module_of(tiny_model())
+        trainer_of(tmp_path, *callbacks, max_steps=6, **{"val_check_interval": 100, **options}).fit(
+            module, images(root, val_share=0.2, batch_size=2)
+        )
+        ends[name] = trained(module)
+    for name, weights in ends.items():
+        for key, value in weights.items():
+            assert torch.equal(value, ends["never"][key]), f"{name} moved {key}"
+
+
+def test_bf16_keeps_losses_and_weights_in_fp32(tiny_model, tmp_path, root):
+    module = module_of(tiny_model(), Full())
+    trainer_of(tmp_path, max_steps=2, precision="bf16-mixed").fit(module, images(root))
+    assert module.record.losses.dtype == torch.float32
+    assert {p.dtype for p in trained(module).values()} == {torch.float32}
+    assert all(torch.isfinite(p).all() for p in everything(module).values())
+
+
+def test_optimizer_may_be_fused(tiny_model, tmp_path, root):
+    module = module_of(tiny_model(), optimizer=partial(AdamW, lr=1e-3, betas=[0.9, 0.99], fused=True))
+    trainer_of(tmp_path, max_steps=2, gradient_clip_val=1.0).fit(module, images(root))
+    assert all(torch.isfinite(p).all() for p in trained(module).values())

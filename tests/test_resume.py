@@ -1,0 +1,90 @@
+"""Contract 3 and F17, F18, F21: a run that was cut anywhere goes on as if it had not been."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from lit_sd import schedules
+from lit_sd.callbacks import EMA, Checkpoints
+from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
+
+
+class Cut(Exception):
+    pass
+
+
+class Cutter(Snapshots):
+    """Ends the run as a kill would: right after the checkpoint of step `at` was written."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.at is not None and trainer.global_step >= self.at:
+            raise Cut
+
+
+@pytest.fixture
+def run(tmp_path, tiny_model):
+    root = write_images(tmp_path / "images", 7)
+
+    def run(name, cut=None, ckpt=None, *, ema=True, data=None, every=1, **options):
+        module = module_of(tiny_model("sd15"))
+        cutter = Cutter(cut)
+        saver = Checkpoints(tmp_path / name, every_n_steps=every, keep=-1)
+        trainer = trainer_of(
+            tmp_path, *([EMA(0.9)] if ema else []), cutter, saver, **{"max_steps": 10, "checkpointing": True, **options}
+        )
+        datamodule = images(root, batch_size=2, flip=True, **(data or {}))
+        if cut is None:
+            trainer.fit(module, datamodule, ckpt_path=ckpt)
+        else:
+            with pytest.raises(Cut):
+                trainer.fit(module, datamodule, ckpt_path=ckpt)
+        return cutter, saver.folder
+
+    return run
+
+
+def load(folder, step):
+    return torch.load(folder / f"step_{step:06d}.ckpt", weights_only=True)
+
+
+CASES = {
+    "plain": {},
+    "accumulating": {"accumulate_grad_batches": 2},
+    "validating": {"data": {"val_share": 0.2}, "val_check_interval": 2},
+    "epochs": {"max_steps": -1, "max_epochs": 4},
+    "clipped": {"gradient_clip_val": 0.01, "accumulate_grad_batches": 3},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("cuts", [(5,), (3, 6), (1, 4, 9)], ids=str)
+def test_resumed_equals_uninterrupted(run, case, cuts):
+    options = CASES[case]
+    whole, whole_folder = run("whole", **options)
+    last = max(whole.steps)
+    cuts = [cut for cut in cuts if cut < last]
+    ckpt, seen, draws, steps = None, [], [], {}
+    for i, cut in enumerate([*cuts, None]):
+        part, folder = run(f"part{i}", cut, ckpt, **options)
+        seen, draws, steps = seen + part.seen, draws + part.draws, steps | part.steps
+        ckpt = str(folder / "last.ckpt")
+    assert_same(seen, whole.seen, "ids")
+    assert_same(draws, whole.draws, "timesteps")
+    assert_same(steps, whole.steps, "steps")
+    a, b = load(whole_folder, last), load(folder, last)
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "ema", "random", "SDDataModule", "global_step"):
+        assert_same(a[key], b[key], key)
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_every_step_is_a_good_place_to_cut(run, cut):
+    whole, _ = run("whole")
+    _, folder = run("first", cut)
+    rest, _ = run("rest", None, str(folder / "last.ckpt"))
+    assert_same(rest.steps, {step: state for step, state in whole.steps.items() if step > cut})
