@@ -53,14 +53,29 @@ def test_names_and_requirements_are_those_that_inspect_sees(target: str) -> None
     assert read.open == any(p.kind is p.VAR_KEYWORD for p in seen)
 
 
-def test_keyword_arguments_that_are_handed_on_count_with_those_of_the_one_they_are_handed_to() -> None:
-    folder, whole = (signature_of(f"lit_sd.data.datamodule.{name}") for name in ("folder", "SDDataModule"))
-    assert folder is not None
-    assert whole is not None
-    assert not folder.open
-    assert {"root", "batch_size", "resolution", "flip"} <= folder.parameters.keys()
-    assert "sources" in whole.parameters
-    assert "sources" not in folder.parameters
+FORWARDING = """
+class Whole:
+    def __init__(self, sources: dict, *, size: int = 8, flip: bool = False) -> None: ...
+
+def part(root: str, **options) -> Whole:
+    return Whole({"images": root}, flip=True, **options)
+
+def unclear(root: str, **options) -> dict:
+    return options
+"""
+
+
+def test_keyword_arguments_that_are_handed_on_count_with_those_of_the_one_they_go_to(tmp_path, monkeypatch) -> None:
+    (tmp_path / "forwarding_module.py").write_text(FORWARDING)
+    monkeypatch.syspath_prepend(tmp_path)
+    part, unclear = (signature_of(f"forwarding_module.{name}") for name in ("part", "unclear"))
+    assert part is not None
+    assert unclear is not None
+    assert set(part.parameters) == {"root", "size"}, "sources and flip are given already"
+    assert not part.open
+    assert not part.parameters["size"].required
+    assert set(unclear.parameters) == {"root"}
+    assert unclear.open
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,25 @@ Shape legend: b batch, c latent channels, h/w latents, k strata of timesteps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_sd.adapters.base import Adapter
+from lit_sd.data.cache import MemoryCache, Moments
 from lit_sd.generate import generate
 from lit_sd.models.stable_diffusion import StableDiffusion
 from lit_sd.objectives import NoiseSchedule, Objective
 from lit_sd.randomness import generator_of
 from lit_sd.trainable import Groups, StepRecord, Trainable
-from lit_sd.types import Batch, Latents
+from lit_sd.types import Batch, Conditioning, Latents
 
 
 class StableDiffusionModule(Trainable):
@@ -36,6 +38,8 @@ class StableDiffusionModule(Trainable):
         caption_dropout: share of captions that are emptied, drawn anew for each use.
         component_lr: learning rate by component, where it differs from the optimizer's.
         val_strata: each validation example is judged once in each of this many equal ranges of timesteps.
+        cache_mb: memory, in MiB, for what the frozen VAE and text encoders gave for a picture or caption; 0 encodes each
+            time.
 
     Raises:
         ValueError: a share is out of range, nothing trains, or `component_lr` names what does not.
@@ -52,6 +56,7 @@ class StableDiffusionModule(Trainable):
         caption_dropout: float = 0.0,
         component_lr: Mapping[str, float] | None = None,
         val_strata: int = 4,
+        cache_mb: int | float = 0,
     ) -> None:
         super().__init__(optimizer, scheduler, seed)
         if not 0 <= caption_dropout <= 1:
@@ -67,6 +72,7 @@ class StableDiffusionModule(Trainable):
         self.schedule = model.noise_schedule()
         self.val_strata = val_strata
         self.val_totals = torch.zeros(val_strata, 2, dtype=torch.float64)
+        self.cache = MemoryCache(cache_mb) if cache_mb else None
         self.parameter_groups()  # a component_lr that fits nothing is said before any data is read
 
     def base_identity(self) -> str:
@@ -112,15 +118,26 @@ class StableDiffusionModule(Trainable):
 
     def losses(self, batch: Batch) -> tuple[Latents, Int[Tensor, " b"], Float[Tensor, " b"]]:
         """Latents, timesteps and loss of each example, at the current step's draws."""
-        latents = self.model.encode_images(batch["pixels"], self.draws.generator("vae", self.device))
+        latents = self.model.draw_latents(*self._moments(batch), self.draws.generator("vae", self.device))
         noise_from = self.draws.generator("noise", self.device)
         eps = torch.randn(latents.shape, generator=noise_from, device=self.device, dtype=latents.dtype)
         t = torch.randint(len(self.schedule.abar), (len(latents),), generator=noise_from, device=self.device)
         drop = None
         if self.caption_dropout:
             drop = torch.rand(len(latents), generator=self.draws.generator("captions")) < self.caption_dropout
-        predict = self.predictor(batch, self.model.condition(batch, drop))
+        predict = self.predictor(batch, self.model.condition(batch, drop, self._text_cache()))
         return latents, t, self.objective(self.schedule, predict, latents, eps, t)
+
+    def _moments(self, batch: Batch) -> Moments:
+        if self.cache is None or trains(self.model.vae):
+            return self.model.moments(batch["pixels"])
+        return self.cache.moments(batch["pixels"], self.model.moments)
+
+    def _text_cache(self) -> Callable[[list[str]], Conditioning] | None:
+        encoders = [part for name, part in self.model.components().items() if name.startswith("text_encoder")]
+        if self.cache is None or any(trains(encoder) for encoder in encoders):
+            return None
+        return partial(self.cache.text, encode=self.model.encode_text)
 
     def predictor(self, batch: Batch, cond: Any) -> Callable[[Tensor, Tensor], Tensor]:
         """The network with its conditioning filled in, as the objective calls it."""
@@ -188,3 +205,8 @@ class StableDiffusionModule(Trainable):
     def export(self, folder: Path) -> list[Path]:
         """Write what was trained in the format that other programs read, and name the files."""
         return self.adapter.export(self.model, folder)
+
+
+def trains(network: nn.Module) -> bool:
+    """Whether any of its parameters is open."""
+    return any(p.requires_grad for p in network.parameters())

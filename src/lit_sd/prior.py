@@ -76,13 +76,8 @@ def make_prior_images(
     _together(
         lambda: _make(generate, folder, prompt, mine, batch_size, keep, max_tries, rank == 0), world_size
     )
-    there = list_folder(folder).images
-    if len(there) < count:
-        raise RuntimeError(
-            f"rank {rank} sees {len(there)} of {count} class images in {folder}; "
-            "the folder has to be on a storage that all ranks share"
-        )
-    return [folder / name for name in there[:count]]
+    # together once more: a rank that went ahead could already be clearing the folder for another prompt
+    return _together(lambda: _see(folder, count, rank), world_size)[rank if world_size > 1 else 0]
 
 
 def is_not_black(image: Image.Image) -> bool:
@@ -108,6 +103,16 @@ def _prepare(folder: Path, prompt: str, count: int, identity: str) -> list[int]:
     have = {seed % STRIDE for seed in ours.values()}
     missing = max(0, count - others - len(ours))
     return [slot for slot in range(count) if slot not in have][:missing]
+
+
+def _see(folder: Path, count: int, rank: int) -> list[Path]:
+    there = list_folder(folder).images
+    if len(there) < count:
+        raise RuntimeError(
+            f"rank {rank} sees {len(there)} of {count} class images in {folder}; "
+            "the folder has to be on a storage that all ranks share"
+        )
+    return [folder / name for name in there[:count]]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:

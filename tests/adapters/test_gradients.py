@@ -37,7 +37,7 @@ def inner_layer(model, name):
     """A layer inside a block that checkpointing runs again."""
     part = getattr(model, name)
     if name == "unet":
-        return part.down_blocks[0].resnets[0].conv1
+        return part.up_blocks[-1].resnets[-1].conv1
     return getattr(part, "text_model", part).encoder.layers[0].mlp.fc1
 
 

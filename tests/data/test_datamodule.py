@@ -169,6 +169,12 @@ def test_overfitting_repeats_the_same_batches(tmp_path):
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_loaders_that_are_made_anew_go_on(tmp_path):
+    root = write(tmp_path / "images", 9)
+    whole = fit(data(root), tmp_path / "whole").seen
+    assert fit(data(root), tmp_path / "anew", reload_dataloaders_every_n_epochs=1).seen == whole
+
+
 def test_limited_epochs_are_epochs(tmp_path):
     """Two of four batches each: epochs begin as they do in full; resuming after 3 goes on with the 4th."""
     root = write(tmp_path / "images", 9)
@@ -299,13 +305,8 @@ def test_options_out_of_range(tmp_path, options, message):
 @pytest.mark.parametrize("name", ["folder", "dreambooth"])
 def test_the_configs_make_a_datamodule(tmp_path, name):
     write(tmp_path / "images", 4)
-    overrides = [
-        f"+data={name}",
-        "+seed=7",
-        f"data.root={tmp_path}/images",
-        "data.prompt=x",
-        "data.num_workers=0",
-    ]
+    overrides = [f"+data={name}", "+seed=7", f"data.root={tmp_path}/images", "data.prompt=x"]
+    overrides += ["data.num_workers=0", "data.resolution=16"]
     overrides += ["data.class_prompt=y"] if name == "dreambooth" else []
     with initialize_config_dir(str(CONF), version_base=None):
         cfg = compose(overrides=overrides)

@@ -141,7 +141,8 @@ def lora(
     chosen = {name: value for name, value in (targets or {}).items() if value}
     if idle := sorted(set(chosen) - set(components)):
         raise ValueError(
-            f"adapter.targets is set for {', '.join(idle)}, which does not train; name it in adapter.components"
+            f"adapter.targets is set for {', '.join(idle)}, which does not train; expected it "
+            "in adapter.components"
         )
     configs = {}
     for name in dict.fromkeys(components):

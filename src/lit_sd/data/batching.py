@@ -300,9 +300,9 @@ class Position:
         ]
         if other and steps:
             raise ValueError(
-                f"the checkpoint lies {steps} batches into epoch {epoch}, and the rest of that epoch can't be "
-                f"told any more: {'; '.join(other)}. Resume with the same data, seed, batch size and number of "
-                "devices, or from a checkpoint at the end of an epoch"
+                f"the checkpoint lies {steps} batches into epoch {epoch}, and the rest of that epoch can't "
+                f"be told any more: {'; '.join(other)}. Resume with the same data, seed, batch size and "
+                "number of devices, or from a checkpoint at the end of an epoch"
             )
         if other:
             log.warning("resuming on other data than the checkpoint's: %s", "; ".join(other))

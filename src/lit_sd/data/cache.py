@@ -19,8 +19,9 @@ Moments = tuple[Float[Tensor, "b c lh lw"], Float[Tensor, "b c lh lw"]]
 class MemoryCache:
     """What frozen encoders gave for a picture or a caption, by content; only what is missing is encoded.
 
-    Pictures are told apart by their pixels after crop and flip, so nothing stale can be found. Once the memory is used
-    up, what is new is encoded each time.
+    Pictures are told apart by their pixels after crop and flip, so nothing stale can be found. Each is encoded alone: its
+    rounding must not depend on its neighbours, or a resumed run, whose cache is empty, would differ. Once the memory is
+    used up, what is new is encoded each time.
 
     Args:
         megabytes: memory for tensors, in MiB.
@@ -35,18 +36,18 @@ class MemoryCache:
         self.room = int(megabytes * 2**20)
         self._kept: dict[Hashable, tuple[Tensor | None, ...]] = {}
 
-    def moments(self, pixels: Pixels, encode: Callable[[Pixels], Moments]) -> Moments:
-        """The posterior's moments of each picture; `encode` is called on those that are new."""
+    def moments(self, pixels: Pixels, encode: Callable[[Tensor], Moments]) -> Moments:
+        """The posterior's moments of each picture; `encode` is called on each that is new, `1 3 h w`."""
         keys = [("picture", hashlib.blake2b(x.cpu().numpy().tobytes(), digest_size=16).digest()) for x in pixels]
-        mean, std = self._collect(keys, lambda rows: encode(pixels[rows]))
+        mean, std = self._collect(keys, lambda row: encode(pixels[row : row + 1]))
         assert mean is not None and std is not None
         return mean, std
 
     def text(self, captions: Sequence[str], encode: Callable[[list[str]], Conditioning]) -> Conditioning:
-        """Text states of each caption; `encode` is called on those that are new."""
+        """Text states of each caption; `encode` is called on each that is new."""
 
-        def missing(rows: list[int]) -> tuple[Tensor, Tensor | None]:
-            cond = encode([captions[row] for row in rows])
+        def missing(row: int) -> tuple[Tensor, Tensor | None]:
+            cond = encode([captions[row]])
             return cond.hidden, cond.pooled
 
         hidden, pooled = self._collect([("caption", caption) for caption in captions], missing)
@@ -54,20 +55,19 @@ class MemoryCache:
         return Conditioning(hidden, pooled)
 
     def _collect(
-        self, keys: Sequence[Hashable], encode: Callable[[list[int]], tuple[Tensor | None, ...]]
+        self, keys: Sequence[Hashable], encode: Callable[[int], tuple[Tensor | None, ...]]
     ) -> tuple[Tensor | None, ...]:
-        first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._kept}
-        fresh: dict[Hashable, tuple[Tensor | None, ...]] = {}
-        if rows := sorted(first.values()):
-            encoded = encode(rows)
-            for i, row in enumerate(rows):
-                fresh[keys[row]] = tuple(None if part is None else part[i].detach() for part in encoded)
-                self._keep(keys[row], fresh[keys[row]])
-        items = [fresh[key] if key in fresh else self._kept[key] for key in keys]
-        return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*items, strict=True))
+        items: dict[Hashable, tuple[Tensor | None, ...]] = {}
+        for row, key in enumerate(keys):
+            if key not in items:
+                items[key] = self._kept[key] if key in self._kept else self._encoded(key, encode(row))
+        columns = zip(*(items[key] for key in keys), strict=True)
+        return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
-    def _keep(self, key: Hashable, item: tuple[Tensor | None, ...]) -> None:
+    def _encoded(self, key: Hashable, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        item = tuple(None if part is None else part[0].detach().clone() for part in parts)
         size = sum(part.numel() * part.element_size() for part in item if part is not None)
         if size <= self.room:
             self.room -= size
-            self._kept[key] = tuple(None if part is None else part.clone() for part in item)
+            self._kept[key] = item
+        return item

@@ -252,9 +252,8 @@ class SDDataModule(L.LightningDataModule):
         if trainer is not None:
             limit, progress = trainer.limit_train_batches, trainer.fit_loop.epoch_loop.batch_progress
             steps = min(len(sampler), limit if isinstance(limit, int) else int(len(sampler) * limit))
-            then = (
-                self._resume or self.state_dict()
-            )  # of a checkpoint, or of the loader that this one replaces
+            # of a checkpoint, or of the loader that this one replaces
+            then = self._resume or self.state_dict()
             self._position, self._resume = Position(sampler, steps, lambda: progress.total.processed), None
             if then:
                 self._position.resume(then)
@@ -286,6 +285,7 @@ class SDDataModule(L.LightningDataModule):
     def _loader(
         self, examples: Examples, sampler: MixedBatchSampler | OrderedBatchSampler, weights: dict[str, float]
     ) -> ResumableLoader:
+        own_stream = torch.Generator().manual_seed(self.seed)  # else each epoch takes from the global one
         return ResumableLoader(
             examples,
             batch_sampler=sampler,
@@ -293,9 +293,7 @@ class SDDataModule(L.LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator().manual_seed(
-                self.seed
-            ),  # else each epoch takes from the global stream
+            generator=own_stream,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,7 +324,7 @@ def folder(
     prior_weight: int | float = 0.0,
     prior_sampling: dict[str, Any] | None = None,
     batch_size: int = 4,
-    resolution: int = 512,
+    resolution: int | None = 512,
     buckets: bool = False,
     bucket_step: int = 64,
     bucket_max_ratio: int | float = 2.0,
@@ -364,6 +362,10 @@ def folder(
     }
     images = FolderSource(root, name="images", repeats=repeats, **reading)
     sources: dict[str, Source] = {"images": images}
+    if resolution is None:
+        raise ValueError(
+            "data.resolution is not set; `lit_sd.run` fills in the model's own, elsewhere it needs a value"
+        )
     if not prior_weight >= 0:
         raise ValueError(f"data.prior_weight={prior_weight}: expected 0 or more")
     if prior_weight:

@@ -138,9 +138,22 @@ class StableDiffusion(nn.Module):
         Returns:
             Latents `b c h/f w/f` in float32.
         """
+        return self.draw_latents(*self.moments(pixels), generator)
+
+    @torch.no_grad()
+    def moments(self, pixels: Pixels) -> tuple[Float[Tensor, "b c lh lw"], Float[Tensor, "b c lh lw"]]:
+        """Mean and standard deviation of the VAE's posterior, float32, in the VAE's own scale."""
         with self._vae_precision(pixels.device):
             posterior = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist
-        mean, std = posterior.mean.float(), posterior.std.float()
+        return posterior.mean.float(), posterior.std.float()
+
+    def draw_latents(
+        self,
+        mean: Float[Tensor, "b c lh lw"],
+        std: Float[Tensor, "b c lh lw"],
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "b c lh lw"]:
+        """A sample of the posterior with these moments, scaled as the UNet expects it; see `encode_images`."""
         where = generator.device if generator is not None else mean.device
         noise = torch.randn(mean.shape, generator=generator, device=where).to(mean.device)
         shift = self.vae.config.get("shift_factor") or 0.0
@@ -197,20 +210,26 @@ class StableDiffusion(nn.Module):
             pooled = projected
         return Conditioning(torch.cat(states, dim=-1), pooled)
 
-    def condition(self, batch: Batch, drop: Bool[Tensor, " b"] | None = None) -> Conditioning:
+    def condition(
+        self,
+        batch: Batch,
+        drop: Bool[Tensor, " b"] | None = None,
+        encode: Callable[[list[str]], Conditioning] | None = None,
+    ) -> Conditioning:
         """Everything that the UNet is told about a batch.
 
         Args:
             batch: its captions, and for SDXL its sizes and crops.
             drop: captions to leave out, for classifier-free guidance; all encoders and the pooled vector drop
                 together.
+            encode: what stands in for `encode_text`, such as a cache of it.
         """
         captions = list(batch["captions"])
         if drop is not None:
             captions = [
                 "" if gone else caption for caption, gone in zip(captions, drop.tolist(), strict=True)
             ]
-        cond = self.encode_text(captions)
+        cond = (encode or self.encode_text)(captions)
         if drop is not None:
             cond = self.drop_captions(cond, drop)
         ids = self.time_ids(batch["original_size"], batch["crop_top_left"], batch["target_size"])
