@@ -8,7 +8,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_sd.command_line import check_command_line
+from lit_sd.command_line import check_command_line, refuse
+from lit_sd.config import ConfigError
 
 CONF = Path(__file__).resolve().parent / "conf"
 
@@ -18,7 +19,10 @@ def main(cfg: DictConfig) -> dict[str, float]:
     """One evaluation; returns its metrics."""
     from lit_sd.evaluation import evaluate  # imports torch, so only after the check
 
-    return evaluate(cfg)
+    try:
+        return evaluate(cfg)
+    except ConfigError as error:
+        refuse(error)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_sd.command_line import check_command_line
+from lit_sd.command_line import check_command_line, refuse
+from lit_sd.config import ConfigError
 
 CONF = Path(__file__).resolve().parent / "conf"
 
@@ -20,7 +21,10 @@ def main(cfg: DictConfig) -> dict[str, float]:
     """One training job; returns its last metrics, for sweepers."""
     from lit_sd.run import train  # imports torch, so only after the check
 
-    return train(cfg)
+    try:
+        return train(cfg)
+    except ConfigError as error:
+        refuse(error)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 from jaxtyping import install_import_hook
 
 # Shapes are types: every function of the package is checked against its annotations while the tests run.
-install_import_hook("lit_sd", "beartype.beartype")
+install_import_hook("lit_sd", "type_checks.check")
 
 import pytest
 import torch

@@ -23,10 +23,11 @@ def composed(*overrides: str, name: str = "train") -> DictConfig:
 
 
 def photos(folder: Path, count: int = 4, size: int = 72) -> Path:
-    """A folder of plain pictures, each of another colour."""
+    """A folder of plain pictures, each of another colour, with captions beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         Image.new("RGB", (size, size), (40 * i, 200 - 30 * i, 90)).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"picture {i}")
     return folder
 
 
@@ -48,8 +49,8 @@ def tiny(model: Path | str, root: Path | str, out: Path | str, steps: int = 2) -
     ]
 
 
-@pytest.fixture(scope="session")
-def finished_run(tiny_model_dir, tmp_path_factory) -> Path:
+@pytest.fixture(scope="session", name="finished_run")
+def made_run(tiny_model_dir, tmp_path_factory) -> Path:
     """The folder of a LoRA run of two steps, with held-out images and an average (EMA)."""
     if "run" not in _MADE:
         from lit_sd.run import train

@@ -1,4 +1,4 @@
-"""Misspelt words on the command line: all told at once, in the process's first second, before torch is imported."""
+"""Misspelt words on the command line: all told at once, in the first second, before torch is imported."""
 
 import os
 import subprocess
@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 
 
-def faults(*overrides: str, sweeps: bool = False, name: str = "train", folders: list[Path] | None = None) -> list[str]:
+def faults(
+    *overrides: str, sweeps: bool = False, name: str = "train", folders: list[Path] | None = None
+) -> list[str]:
     try:
         CommandLine([CONF, *(folders or [])], name, list(overrides), sweeps=sweeps).check()
     except ConfigError as error:
@@ -58,7 +60,9 @@ def test_a_group_that_is_not_chosen_is_named_as_such() -> None:
 
 
 def test_all_are_told_at_once_and_good_ones_do_not_suffer() -> None:
-    told = faults("modl=x", "model=sd14", "strategy=lora", "adapter.rank=4", "adapter.rnk=4", "seed=a", "foo=1")
+    told = faults(
+        "modl=x", "model=sd14", "strategy=lora", "adapter.rank=4", "adapter.rnk=4", "seed=a", "foo=1"
+    )
     assert len(told) == 5
     assert not any("adapter.rank" in line.partition(":")[0] for line in told)
 
@@ -85,7 +89,7 @@ def test_good_command_lines_pass_as_they_are() -> None:
         ["experiment=dreambooth_cat", "trainer.devices=8"],
         ["strategy=dreambooth_lora", "model=sdxl", "model.path=some/where", "logger=many"],
         ["~callbacks.samples"],
-        ["callbacks.samples=null", "logger=null"],
+        ["callbacks.samples=null"],
         ["hydra.run.dir=x", "hydra/job_logging=none"],
         ["data.prompt='a, b = {c}'"],
         ["+optimizer.amsgrad=true"],
@@ -93,6 +97,13 @@ def test_good_command_lines_pass_as_they_are() -> None:
         line = CommandLine([CONF], "train", asked)
         line.check()
         assert line.rewritten == {}, asked
+
+
+def test_null_leaves_a_group_out() -> None:
+    for asked in ("logger=null", "experiment=null"):
+        line = CommandLine([CONF], "train", [asked])
+        line.check()
+        assert line.rewritten == {asked: f"~{asked.partition('=')[0]}"}, "Hydra knows deletions alone"
 
 
 def test_configs_of_ones_own_are_found_in_a_further_folder(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lit_sd.config import BUILT, ConfigError, check, evaluation_faults, faults_in, nearest
+from lit_sd.config import BUILT, ConfigError, check, evaluation_faults, faults_in
+from lit_sd.spelling import nearest
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml") if "local" not in path.parts)
+FILES = sorted(
+    path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml") if "local" not in path.parts
+)
 COUNT = 58
 """How many files there are: a new one has to be noticed here, and so be composed below."""
 PRIMARY = ("train.yaml", "evaluate.yaml")
@@ -58,7 +61,7 @@ def test_the_number_of_files_is_known() -> None:
 @pytest.mark.parametrize("file", [f for f in FILES if f != "evaluate.yaml" and f != "paths/evaluate.yaml"])
 def test_every_file_composes_without_a_fault_and_its_targets_bind(file: str) -> None:
     group = file.partition("/")[0]
-    pretraining = group == "task" and "diffusion" not in file or "openmoji_" in file and group == "model"
+    pretraining = (group == "task" and "diffusion" not in file) or ("openmoji_" in file and group == "model")
     overrides = choosing(file)
     if pretraining:  # these make sense in their experiments alone
         stage = "clip" if "contrastive" in file or "clip" in file else "vae"
@@ -91,7 +94,9 @@ def test_every_strategy_composes_with_every_model(strategy: str, model: str) -> 
 
 def test_presets_choose_groups_and_set_nothing() -> None:
     for path in sorted((CONF / "strategy").glob("*.yaml")):
-        assert set(OmegaConf.load(path)) == {"defaults"}, f"{path.name} holds values, which leak when its group is swapped"
+        assert set(OmegaConf.load(path)) == {"defaults"}, (
+            f"{path.name} holds values, which leak when its group is swapped"
+        )
 
 
 def test_an_experiment_wins_over_its_strategy_and_the_command_line_over_both() -> None:
@@ -104,7 +109,15 @@ def test_an_experiment_wins_over_its_strategy_and_the_command_line_over_both() -
 
 def test_the_fixed_names_are_there() -> None:
     cfg = composed("logger=many", "adapter=lora")
-    for name in ("seed", "ckpt", "model.path", "data.root", "optimizer.lr", "paths.output_dir", "adapter.rank"):
+    for name in (
+        "seed",
+        "ckpt",
+        "model.path",
+        "data.root",
+        "optimizer.lr",
+        "paths.output_dir",
+        "adapter.rank",
+    ):
         head, _, leaf = name.rpartition(".")
         assert leaf in set(OmegaConf.select(cfg, head) if head else cfg), name
     loggers = {path.stem for path in (CONF / "logger").glob("*.yaml")}
@@ -145,7 +158,9 @@ def test_what_the_target_needs_and_the_config_lacks_is_a_fault() -> None:
         del cfg.objective.weighting._target_  # then a mapping, which is no fault of its own
         del cfg.optimizer
     faults = faults_in(cfg)
-    assert any(fault.startswith("task.optimizer: lit_sd.module.StableDiffusionModule needs it") for fault in faults)
+    assert any(
+        fault.startswith("task.optimizer: lit_sd.module.StableDiffusionModule needs it") for fault in faults
+    )
 
 
 def test_a_group_that_the_task_takes_none_of_is_a_fault() -> None:

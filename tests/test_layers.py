@@ -19,7 +19,7 @@ LAYERS: list[tuple[int, tuple[str, ...]]] = [
     (3, ("adapters",)),
     (2, ("models",)),
     (1, ("objectives.py", "metrics.py", "schedules.py", "randomness.py", "allocator.py", "data")),
-    (0, ("types.py", "sources.py", "signatures.py", "__init__.py")),
+    (0, ("types.py", "sources.py", "signatures.py", "spelling.py", "quiet.py", "__init__.py")),
 ]
 # Which layers may import a library at the top of a file. Others may not at all, or inside a function.
 LIBRARIES: dict[str, set[int]] = {
@@ -99,7 +99,9 @@ def test_libraries_are_imported_where_they_belong(path: Path) -> None:
         assert library not in OPTIONAL, f"{inside(path)}: {library} is an extra; import it where it is used"
         if library in LIBRARIES:
             allowed = sorted(LIBRARIES[library])
-            assert own in LIBRARIES[library], f"{inside(path)} imports {library}, which is for layers {allowed}"
+            assert own in LIBRARIES[library], (
+                f"{inside(path)} imports {library}, which is for layers {allowed}"
+            )
 
 
 @pytest.mark.parametrize("name", LIGHT)
@@ -112,7 +114,9 @@ def test_what_runs_before_the_config_is_checked_imports_nothing_heavy(name: str)
             continue
         reached.add(current)
         for imported in imports(current, everywhere=False):
-            assert imported.split(".")[0] not in HEAVY, f"{inside(path)} reaches {imported} via {inside(current)}"
+            assert imported.split(".")[0] not in HEAVY, (
+                f"{inside(path)} reaches {imported} via {inside(current)}"
+            )
             if imported.startswith("lit_sd") and (file := module_file(imported)):
                 waiting.append(file)
 

@@ -9,16 +9,21 @@ from lit_sd import loggers
 
 
 @pytest.fixture
-def library(monkeypatch):
+def library(monkeypatch, tmp_path):
     """A stand-in for the wandb library."""
+    settings = types.SimpleNamespace(api_key=None, base_url="http://localhost:9")
     made = types.SimpleNamespace(
-        api=types.SimpleNamespace(api_key=None, settings=lambda name: "http://localhost:9"),
+        setup=lambda: types.SimpleNamespace(settings=settings),
+        settings=settings,
         run=None,
         finished=0,
     )
     made.finish = lambda: setattr(made, "finished", made.finished + 1)
     monkeypatch.setitem(sys.modules, "wandb", made)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
     return made
 
 
@@ -27,25 +32,51 @@ def test_no_key(library):
 
 
 def test_no_network(library, monkeypatch):
-    library.api.api_key = "x" * 40
+    library.settings.api_key = "x" * 40
 
-    def refuse(address, timeout):
+    def unreachable(address, timeout):
         assert address == ("localhost", 9)
         raise OSError("unreachable")
 
-    monkeypatch.setattr(loggers.socket, "create_connection", refuse)
+    monkeypatch.setattr(loggers.socket, "create_connection", unreachable)
     assert not loggers.reachable()
 
 
 def test_key_and_network(library, monkeypatch):
-    library.api.api_key = "x" * 40
-    monkeypatch.setattr(loggers.socket, "create_connection", lambda address, timeout: types.SimpleNamespace(close=lambda: None))
+    library.settings.api_key = "x" * 40
+    monkeypatch.setattr(
+        loggers.socket,
+        "create_connection",
+        lambda address, timeout: types.SimpleNamespace(close=lambda: None),
+    )
     assert loggers.reachable()
+
+
+def test_key_of_wandb_login(library, monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text(f"machine localhost login user password {'x' * 40}\n")
+    monkeypatch.setattr(loggers.socket, "create_connection", refuse)
+    with pytest.raises(AssertionError, match="asked"):
+        loggers.reachable()
+    (tmp_path / "netrc").write_text("machine elsewhere login user password x\n")
+    assert not loggers.reachable()
+
+
+def refuse(address, timeout):
+    raise AssertionError(f"asked {address}")
+
+
+def test_real_library_has_what_is_asked(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:9")
+    monkeypatch.setattr(loggers.socket, "create_connection", refuse)
+    with pytest.raises(AssertionError, match=r"asked \('localhost', 9\)"):
+        loggers.reachable()
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled", "dryrun"])
 def test_mode_comes_first(library, monkeypatch, mode):
-    library.api.api_key = "x" * 40
+    library.settings.api_key = "x" * 40
     monkeypatch.setenv("WANDB_MODE", mode)
     assert not loggers.reachable()
 

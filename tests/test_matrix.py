@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 from peft import LoraConfig
+from tiny_runs import everything, images, module_of, trained, trainer_of, write_images
 
 from lit_sd.adapters.full import Full
 from lit_sd.adapters.peft import Peft
 from lit_sd.callbacks import Checkpoints, GradientCheck, NonFiniteCheck
 from lit_sd.objectives import Objective, min_snr_weighting
-from tiny_runs import everything, images, module_of, trained, trainer_of, write_images
 
 FAMILIES = ("sd15", "sd21", "sdxl", "sdxl_refiner")
 ENCODERS = {

@@ -1,4 +1,6 @@
-"""The training module: what a step computes and draws, what a checkpoint holds, what validation may not touch."""
+"""The training module: what a step computes and draws, what a checkpoint holds, what validation may not
+touch.
+"""
 
 from functools import partial
 
@@ -6,6 +8,7 @@ import lightning
 import pytest
 import torch
 from peft import LoraConfig
+from tiny_runs import FewWeights, everything, images, module_of, trained, trainer_of, write_images
 from torch.optim import SGD, AdamW
 
 from lit_sd import schedules
@@ -15,7 +18,6 @@ from lit_sd.callbacks import EMA, Checkpoints, Samples
 from lit_sd.objectives import Objective
 from lit_sd.randomness import Draws
 from lit_sd.trainable import plain, read_checkpoint, restore, trainable_state
-from tiny_runs import FewWeights, everything, images, module_of, trained, trainer_of, write_images
 
 
 def batch_of(count: int, weight=None, size: int = 32):
@@ -113,7 +115,12 @@ class TestStep:
 
 class TestOptimizer:
     def test_groups_by_component_with_their_own_rates(self, tiny_model, tmp_path):
-        lora = Peft({"unet": LoraConfig(target_modules=["to_q"]), "text_encoder": LoraConfig(target_modules=["q_proj"])})
+        lora = Peft(
+            {
+                "unet": LoraConfig(target_modules=["to_q"]),
+                "text_encoder": LoraConfig(target_modules=["q_proj"]),
+            }
+        )
         module = module_of(tiny_model(), lora, component_lr={"text_encoder": 5e-6})
         trainer = trainer_of(tmp_path, max_steps=1)
         trainer.fit(module, images(write_images(tmp_path / "i", 2)))
@@ -158,8 +165,12 @@ class TestOptimizer:
         assert trainer.optimizers[0].param_groups[0]["lr"] == 0
 
     def test_modes(self, tiny_model, tmp_path, root):
-        """What trains is in training mode, what is frozen is not, also after validation and sampling."""
-        module = module_of(tiny_model())
+        """What trains is in training mode with its dropout, what is frozen is not, also after validation and
+        sampling.
+        """
+        module = module_of(
+            tiny_model(), Peft({"unet": LoraConfig(target_modules=["to_q"], lora_dropout=0.5)})
+        )
         trainer = trainer_of(
             tmp_path,
             Samples(tmp_path, ["a"], [0], every_n_steps=1, steps=1),
@@ -167,9 +178,10 @@ class TestOptimizer:
             val_check_interval=1,
         )
         trainer.fit(module, images(root, val_share=0.2))
-        assert module.model.unet.training
-        assert module.model.unet.conv_out.training
-        assert not any(m.training for name in ("vae", "text_encoder") for m in getattr(module.model, name).modules())
+        assert all(part.training for part in module.model.unet.modules())
+        assert not any(
+            m.training for name in ("vae", "text_encoder") for m in getattr(module.model, name).modules()
+        )
 
 
 class TestCheckpoint:
@@ -178,7 +190,9 @@ class TestCheckpoint:
         """A LoRA run of two steps and its checkpoint."""
         module = module_of(tiny_model(), self.lora())
         module.config = {"model": {"path": "x"}, "sizes": [1, 2.5, None, True]}
-        trainer = trainer_of(tmp_path, EMA(0.5, warmup=False), Checkpoints(tmp_path / "c"), max_steps=2, checkpointing=True)
+        trainer = trainer_of(
+            tmp_path, EMA(0.5, warmup=False), Checkpoints(tmp_path / "c"), max_steps=2, checkpointing=True
+        )
         trainer.fit(module, images(root))
         return module, tmp_path / "c" / "last.ckpt"
 
@@ -227,13 +241,17 @@ class TestCheckpoint:
         checkpoint = read_checkpoint(saved[1])
         gone = sorted(checkpoint["state_dict"])[0]
         checkpoint["state_dict"]["model.unet.stranger"] = checkpoint["state_dict"].pop(gone)
-        with pytest.raises(ValueError, match=rf"1 missing \(such as {gone}\), 1 unexpected \(such as model.unet.stranger\)"):
+        with pytest.raises(
+            ValueError, match=rf"1 missing \(such as {gone}\), 1 unexpected \(such as model.unet.stranger\)"
+        ):
             restore(module_of(tiny_model(), self.lora()), checkpoint)
 
     @pytest.mark.parametrize("adapter", [Full(), Peft({"unet": LoraConfig(target_modules=["to_k"])})])
     def test_another_kind_is_refused_by_the_trainer(self, saved, tiny_model, tmp_path, root, adapter):
         with pytest.raises(ValueError, match=r"missing \(such as .*unexpected \(such as .*lora"):
-            trainer_of(tmp_path, max_steps=4).fit(module_of(tiny_model(), adapter), images(root), ckpt_path=saved[1])
+            trainer_of(tmp_path, max_steps=4).fit(
+                module_of(tiny_model(), adapter), images(root), ckpt_path=saved[1]
+            )
 
     def test_another_rank_is_refused(self, saved, tiny_model):
         with pytest.raises(ValueError, match=r"shape \(4, .*\) in the checkpoint and \(8, .*adapter\.rank"):
@@ -283,7 +301,9 @@ class TestValidation:
                 return {}
 
         module_of(tiny_model(), Spy(), val_strata=5).fixed_losses(batch_of(6))
-        assert [(200 * k <= min(t), max(t) < 200 * (k + 1), len(t)) for k, t in enumerate(seen)] == [(True, True, 6)] * 5
+        assert [(200 * k <= min(t), max(t) < 200 * (k + 1), len(t)) for k, t in enumerate(seen)] == [
+            (True, True, 6)
+        ] * 5
         assert all(len(set(t)) > 1 for t in seen)
 
     def test_padding_counts_nothing(self, tiny_model):
@@ -295,14 +315,27 @@ class TestValidation:
     def test_logged_loss_is_the_mean_over_examples(self, tiny_model, tmp_path, root):
         module = module_of(tiny_model())
         trainer = trainer_of(tmp_path)
-        twice = [trainer.validate(module, images(root, val_share=0.3, batch_size=size), verbose=False)[0] for size in (2, 2, 3)]
+        twice = [
+            trainer.validate(module, images(root, val_share=0.3, batch_size=size), verbose=False)[0]
+            for size in (2, 2, 3)
+        ]
         assert twice[0] == twice[1]
         assert twice[0] == pytest.approx(twice[2], rel=1e-5)
-        assert set(twice[0]) == {"val/loss", "val/loss_t0-250", "val/loss_t250-500", "val/loss_t500-750", "val/loss_t750-1000"}
-        assert twice[0]["val/loss"] == pytest.approx(sum(v for k, v in twice[0].items() if k != "val/loss") / 4, rel=1e-6)
+        assert set(twice[0]) == {
+            "val/loss",
+            "val/loss_t0-250",
+            "val/loss_t250-500",
+            "val/loss_t500-750",
+            "val/loss_t750-1000",
+        }
+        assert twice[0]["val/loss"] == pytest.approx(
+            sum(v for k, v in twice[0].items() if k != "val/loss") / 4, rel=1e-6
+        )
 
     def test_testing_names_its_own(self, tiny_model, tmp_path, root):
-        result = trainer_of(tmp_path).test(module_of(tiny_model()), images(root, val_share=0.3), verbose=False)[0]
+        result = trainer_of(tmp_path).test(
+            module_of(tiny_model()), images(root, val_share=0.3), verbose=False
+        )[0]
         assert "test/loss" in result
 
 
@@ -322,7 +355,11 @@ def test_watching_does_not_change_training(tiny_model, tmp_path, root):
     for name, (options, extra) in SIDE_EFFECTS.items():
         callbacks = [EMA(0.9)] if "ema" in extra else []
         if "samples" in extra:
-            callbacks.append(Samples(tmp_path / name, ["a cat"], [1], every_n_steps=1, at_start=True, steps=1, guidance=2.0))
+            callbacks.append(
+                Samples(
+                    tmp_path / name, ["a cat"], [1], every_n_steps=1, at_start=True, steps=1, guidance=2.0
+                )
+            )
         module = module_of(tiny_model())
         trainer_of(tmp_path, *callbacks, max_steps=6, **{"val_check_interval": 100, **options}).fit(
             module, images(root, val_share=0.2, batch_size=2)

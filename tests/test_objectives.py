@@ -102,8 +102,6 @@ def test_an_override_wins_over_the_models_prediction(draws):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"objective.prediction='eps'; expected one of epsilon, v_prediction, sample"):
-        Objective(prediction="eps")
     with pytest.raises(ValueError, match="must be positive, got 0"):
         min_snr_weighting(0)
     with pytest.raises(ValueError, match="predicts 'flow_prediction'"):

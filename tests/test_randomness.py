@@ -23,7 +23,12 @@ def test_draws_differ_by_step_rank_seed_and_stream():
 
     base = first(Draws(0, 5, 0))
     assert base == first(Draws(0, 5, 0))
-    others = [first(Draws(0, 6, 0)), first(Draws(0, 5, 1)), first(Draws(1, 5, 0)), first(Draws(0, 5, 0), "vae")]
+    others = [
+        first(Draws(0, 6, 0)),
+        first(Draws(0, 5, 1)),
+        first(Draws(1, 5, 0)),
+        first(Draws(0, 5, 0), "vae"),
+    ]
     assert base not in others
     assert len({tuple(o) for o in others}) == 4
 

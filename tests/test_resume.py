@@ -1,17 +1,13 @@
 """Contract 3 and F17, F18, F21: a run that was cut anywhere goes on as if it had not been."""
 
-from functools import partial
-
 import pytest
 import torch
-from torch.optim import AdamW
-
-from lit_sd import schedules
-from lit_sd.callbacks import EMA, Checkpoints
 from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
 
+from lit_sd.callbacks import EMA, Checkpoints
 
-class Cut(Exception):
+
+class CutError(Exception):
     pass
 
 
@@ -24,7 +20,7 @@ class Cutter(Snapshots):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.at is not None and trainer.global_step >= self.at:
-            raise Cut
+            raise CutError
 
 
 @pytest.fixture
@@ -36,13 +32,17 @@ def run(tmp_path, tiny_model):
         cutter = Cutter(cut)
         saver = Checkpoints(tmp_path / name, every_n_steps=every, keep=-1)
         trainer = trainer_of(
-            tmp_path, *([EMA(0.9)] if ema else []), cutter, saver, **{"max_steps": 10, "checkpointing": True, **options}
+            tmp_path,
+            *([EMA(0.9)] if ema else []),
+            cutter,
+            saver,
+            **{"max_steps": 10, "checkpointing": True, **options},
         )
         datamodule = images(root, batch_size=2, flip=True, **(data or {}))
         if cut is None:
             trainer.fit(module, datamodule, ckpt_path=ckpt)
         else:
-            with pytest.raises(Cut):
+            with pytest.raises(CutError):
                 trainer.fit(module, datamodule, ckpt_path=ckpt)
         return cutter, saver.folder
 
@@ -78,7 +78,15 @@ def test_resumed_equals_uninterrupted(run, case, cuts):
     assert_same(draws, whole.draws, "timesteps")
     assert_same(steps, whole.steps, "steps")
     a, b = load(whole_folder, last), load(folder, last)
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "ema", "random", "SDDataModule", "global_step"):
+    for key in (
+        "state_dict",
+        "optimizer_states",
+        "lr_schedulers",
+        "ema",
+        "random",
+        "SDDataModule",
+        "global_step",
+    ):
         assert_same(a[key], b[key], key)
 
 

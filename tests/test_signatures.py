@@ -1,4 +1,4 @@
-"""Signatures from source files agree with what importing and `inspect` says, and types with what annotations mean."""
+"""Signatures from source files agree with what `inspect` says, and types with what annotations mean."""
 
 import inspect
 from importlib import import_module
@@ -65,7 +65,9 @@ def unclear(root: str, **options) -> dict:
 """
 
 
-def test_keyword_arguments_that_are_handed_on_count_with_those_of_the_one_they_go_to(tmp_path, monkeypatch) -> None:
+def test_keyword_arguments_that_are_handed_on_count_with_those_of_the_one_they_go_to(
+    tmp_path, monkeypatch
+) -> None:
     (tmp_path / "forwarding_module.py").write_text(FORWARDING)
     monkeypatch.syspath_prepend(tmp_path)
     part, unclear = (signature_of(f"forwarding_module.{name}") for name in ("part", "unclear"))
@@ -107,7 +109,7 @@ def test_what_the_source_does_not_tell_is_left_open() -> None:
         ("lightning.Trainer", "use_distributed_sampler", [True, False], [0, "no", None]),
         ("torch.optim.AdamW", "lr", [1, 1e-4], ["1e-4", None]),
         ("torch.optim.AdamW", "betas", [[0.9, 0.99]], [0.9, "0.9"]),
-        ("lit_sd.objectives.Objective", "prediction", [None, "epsilon"], ["eps", 1]),
+        ("lit_sd.models.loading.load", "prediction", [None, "epsilon"], ["eps", 1]),
         ("lit_sd.objectives.Objective", "weighting", [{"_target_": "any.thing"}], ["uniform", 3]),
         ("lit_sd.models.loading.load", "dtype", ["float32"], ["fp32", 32, None]),
         ("lit_sd.models.loading.load", "path", [None, "x"], [3, ["x"]]),

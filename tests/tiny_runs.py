@@ -19,7 +19,9 @@ from lit_sd.objectives import Objective
 
 
 class FewWeights(Adapter):
-    """Opens two small tensors of the UNet, and leaves a fresh dropout in the way, so that the global stream matters."""
+    """Opens two small tensors of the UNet, and leaves a fresh dropout in the way, so that the global stream
+    matters.
+    """
 
     def attach(self, model: Any) -> None:
         model.unet.conv_out.requires_grad_(True)
@@ -44,7 +46,9 @@ def write_images(path: Path, count: int, size: int = 32) -> Path:
 
 
 def images(root: Path, **options: Any) -> Any:
-    return image_folders(root=root, **{"batch_size": 1, "resolution": 32, "num_workers": 0, "cache_mb": 16.0, **options})
+    return image_folders(
+        root=root, **{"batch_size": 1, "resolution": 32, "num_workers": 0, "cache_mb": 16.0, **options}
+    )
 
 
 def module_of(model: Any, adapter: Adapter | None = None, **options: Any) -> StableDiffusionModule:
@@ -108,7 +112,9 @@ class Snapshots(lightning.Callback):
         self.seen: list[list[str]] = []
         self.draws: list[tuple[int, ...]] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.seen.append(batch["ids"])
         self.draws.append(tuple(pl_module.record.timesteps.tolist()))
         self.steps[trainer.global_step] = {
@@ -117,5 +123,3 @@ class Snapshots(lightning.Callback):
             "rng": torch.get_rng_state(),
             "pixels": batch["pixels"].clone(),
         }
-
-

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 
 
-def closing(cfg: DictConfig, trainer: Trainer, can_draw: bool) -> str:
+def closing(cfg: DictConfig, updates: int, can_draw: bool) -> str:
     """Places of pictures, checkpoint and export, and three commands.
 
     Args:
         cfg: the settled config.
-        trainer: after the fit.
+        updates: optimizer updates that the run has behind it.
         can_draw: whether the module makes pictures from prompts.
     """
     run = Path(cfg.paths.output_dir)
@@ -26,7 +25,7 @@ def closing(cfg: DictConfig, trainer: Trainer, can_draw: bool) -> str:
         "checkpoint": last_checkpoint(cfg),
         "export": folder_of(cfg, "export"),
     }
-    lines = [f"Done after {trainer.global_step} updates."]
+    lines = [f"Done after {updates} updates."]
     lines += [
         f"  {name:<12}{shown(path)}" for name, path in places.items() if path is not None and path.exists()
     ]

@@ -6,7 +6,6 @@ YAML lists (`trainer.limit_val_batches=4`) need no `+` here: they get it.
 """
 
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -19,13 +18,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_sd.config import FAULTS_OF, ConfigError, hint, nearest
-from lit_sd.signatures import signature_of
+from lit_sd.config import FAULTS_OF, ConfigError, parameter_at, type_fault
+from lit_sd.signatures import fits, signature_of
 from lit_sd.sources import TargetError
+from lit_sd.spelling import hint, nearest
 
-SWEEP_SECONDS = (
-    0.8  # a sweep's further values are composed one by one for this long; each job checks itself anyway
-)
+SWEPT_CHOICES = 4  # composing takes a tenth of a second; each job of a sweep checks itself anyway
 
 
 def check_command_line(conf: Path, name: str, argv: list[str]) -> list[str]:
@@ -84,13 +82,16 @@ class CommandLine:
         groups = [o for o in parsed if self.is_group(o) and self.choices_exist(o)]
         values = [o for o in parsed if not self.is_group(o)]
         with initialize_config_dir(str(self.folders[0]), version_base="1.3"):
-            cfg = self.compose([first(o) for o in groups])
+            cfg = self.compose([*groups, *values], quietly=True)
+            if cfg is None:  # then what Hydra stopped at is looked for, and left out
+                base = self.compose(groups)
+                values = [o for o in values if base is not None and self.key_exists(o, base)]
+                cfg = self.compose([*groups, *values]) if base is not None else None
             if cfg is not None:
-                known = [o for o in values if self.key_exists(o, cfg)]
-                chosen = {o.input_line or "": first(o, self.rewritten) for o in [*groups, *known]}
-                composed = self.compose(list(chosen.values()))
-                self.add(FAULTS_OF[self.name](composed) if composed is not None else [])
-                self.check_sweep([*groups, *known], chosen)
+                self.add(FAULTS_OF[self.name](cfg))
+                for override in values:
+                    self.add(sweep_faults(override, cfg))
+                self.check_choices(groups, values)
         if self.faults:
             raise ConfigError(self.faults)
 
@@ -116,17 +117,18 @@ class CommandLine:
             return None
         return override
 
-    def compose(self, overrides: list[str]) -> DictConfig | None:
-        """The composed config, or None with a fault."""
-        search = (
-            [f"hydra.searchpath=[{','.join(f'file://{f}' for f in self.folders[1:])}]"]
-            if self.folders[1:]
-            else []
-        )
+    def compose(self, overrides: list[Override], quietly: bool = False) -> DictConfig | None:
+        """The config with the first value of each sweep; None, with a fault unless `quietly`, where there is
+        none.
+        """
+        lines = [first(override, self.rewritten) for override in overrides]
+        if further := ",".join(f"file://{folder}" for folder in self.folders[1:]):
+            lines.append(f"hydra.searchpath=[{further}]")
         try:
-            return compose(self.name, overrides=overrides + search)
+            return compose(self.name, overrides=lines)
         except (HydraException, OmegaConfBaseException) as error:
-            self.add([" ".join(str(error).split())])
+            if not quietly:
+                self.add([" ".join(str(error).split())])
             return None
 
     def is_group(self, override: Override) -> bool:
@@ -137,10 +139,13 @@ class CommandLine:
         """Whether each chosen file is there; faults where not."""
         if override.is_delete():
             return True
+        if override.value() is None:  # Hydra wants this said as a deletion
+            self.rewritten[override.input_line or ""] = f"~{override.key_or_group}"
+            return True
         options = self.options(override.key_or_group)
         fine = True
         for choice in choices(override):
-            if choice is not None and str(choice).removesuffix(".yaml") not in options:
+            if str(choice).removesuffix(".yaml") not in options:
                 fine = False
                 shown = hint(str(choice), options) or "; the group is empty"
                 near = f" (choices: {', '.join(options)})" if "nearest" in shown else ""
@@ -169,6 +174,8 @@ class CommandLine:
         parent, _, leaf = key.rpartition(".")
         node = select(cfg, parent)
         if isinstance(node, DictConfig) and leaf in set(node):  # `in node` is False for ???
+            if not override.is_delete() and isinstance(override.value(), dict):  # its keys may be new
+                self.rewritten[override.input_line or ""] = f"++{override.input_line}"
             return True
         if OmegaConf.is_list(node):
             return True
@@ -200,33 +207,44 @@ class CommandLine:
         near = nearest(key, known)
         return "no such key" + (f"; nearest: {near}" if near else hint(head, map(str, cfg)))
 
-    def check_sweep(self, overrides: list[Override], chosen: dict[str, str]) -> None:
-        """Adds the faults of a sweep's further values, each beside the first of the others."""
-        deadline = time.monotonic() + SWEEP_SECONDS
-        for override in overrides:
-            text = override.input_line or ""
-            for other in variants(override)[1:]:
-                if time.monotonic() > deadline:
-                    return
-                composed = self.compose(list((chosen | {text: other}).values()))
-                self.add(FAULTS_OF[self.name](composed) if composed is not None else [])
+    def check_choices(self, groups: list[Override], values: list[Override]) -> None:
+        """Adds the faults of a sweep's further choices of files, the first few, each beside the first of the
+        others.
+        """
+        further = [(group, one) for group in groups for one in variants(group)[1:]]
+        for group, one in further[:SWEPT_CHOICES]:
+            others = [other for other in groups if other is not group]
+            cfg = self.compose([*others, OverridesParser.create().parse_override(one), *values])
+            self.add(FAULTS_OF[self.name](cfg) if cfg is not None else [])
 
 
 def variants(override: Override) -> list[str]:
-    """One override for each value of a sweep; the override itself where it is none or not a plain choice."""
+    """One override for each value of a sweep, for a range its first; the override itself where it is none."""
     line = override.input_line or ""
     if not override.is_sweep_override():
         return [line]
-    if not override.is_choice_sweep():
-        return [f"{line.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"]
-    return [f"{line.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
+    strings = override.sweep_string_iterator()
+    values = list(strings) if override.is_choice_sweep() else [next(strings)]
+    return [f"{line.partition('=')[0]}={value}" for value in values]
 
 
-def first(override: Override, rewritten: dict[str, str] | None = None) -> str:
+def first(override: Override, rewritten: dict[str, str]) -> str:
     """The override with the first value of its sweep, in the form that Hydra should get."""
     line = override.input_line or ""
-    text = variants(override)[0]
-    return f"++{text}" if (rewritten or {}).get(line, line) != line else text
+    if rewritten.get(line, line).startswith("++"):
+        return f"++{variants(override)[0]}"
+    return rewritten.get(line) or variants(override)[0]
+
+
+def sweep_faults(override: Override, cfg: DictConfig) -> list[str]:
+    """Faults of a sweep's values after the first, by the type that their key takes."""
+    parameter = parameter_at(cfg, override.key_or_group)
+    parser = OverridesParser.create()
+    further = [parser.parse_override(text).value() for text in variants(override)[1:]]
+    if parameter is None:
+        return []
+    key = override.key_or_group
+    return [type_fault(key, value, parameter) for value in further if not fits(value, parameter.kind)]
 
 
 def choices(override: Override) -> list[object]:

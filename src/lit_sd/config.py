@@ -5,7 +5,6 @@ What a node with a `_target_` may hold is read from the target's source (`signat
 be kept in step.
 """
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from lit_sd.signatures import Literal, Parameter, Signature, describe, fits, signature_of
 from lit_sd.sources import TargetError
+from lit_sd.spelling import hint
 
 BUILT = (
     "model",
@@ -255,6 +255,21 @@ def value_faults(node: DictConfig, path: str, signature: Signature) -> list[str]
     return faults
 
 
+def parameter_at(cfg: DictConfig, key: str) -> Parameter | None:
+    """The parameter that a dotted key of a training config fills, where that can be told."""
+    parent, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    try:
+        if parent in ("", "paths"):
+            signature: Signature | None = fields(Paths if parent else Settings)
+        else:
+            target = node.get("_target_") if isinstance(node, DictConfig) else None
+            signature = signature_of(target) if target else None
+    except TargetError:
+        return None
+    return signature.parameters.get(leaf) if signature else None
+
+
 def type_fault(path: str, value: Any, parameter: Parameter) -> str:
     """The line for a value of the wrong type or outside the choices."""
     choices = [str(k.value) for k in parameter.kind or () if isinstance(k, Literal)]
@@ -287,35 +302,3 @@ def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> tuple[Any, l
 def plain(value: Any) -> Any:
     """OmegaConf's containers as dict and list, interpolations as they are written."""
     return OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
-
-
-def hint(word: str, options: Iterable[str], head: str = "", all_else: bool = True) -> str:
-    """`; nearest: …` for a misspelt word, else what there is."""
-    names = sorted(set(options))
-    if near := nearest(word, names):
-        return f"; nearest: {head}{near}"
-    return f"; there is {', '.join(names)}" if names and all_else and len(names) <= 60 else ""
-
-
-def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like the word, if any is like it; of equals, the one that begins like it."""
-    names = {name.lower(): name for name in options}
-    word = word.lower()
-    found = difflib.get_close_matches(word, names, n=5, cutoff=0.6)
-    best = max(
-        found,
-        key=lambda name: (similarity(word, name), common_start(word, name)),
-        default=None,
-    )
-    return None if best is None else names[best]
-
-
-def similarity(one: str, other: str) -> float:
-    """From 0 to 1, as difflib measures it."""
-    return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-def common_start(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

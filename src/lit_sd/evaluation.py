@@ -11,10 +11,13 @@ from lightning import LightningDataModule, Trainer
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from PIL import Image
 
-from lit_sd.run import Rebuilt, absolute_paths, checkpoint_in, make, own_ranks, quieten_lightning, rebuild
+from lit_sd.quiet import quieten_lightning
+from lit_sd.run import Rebuilt, absolute_paths, checkpoint_in, make, own_ranks, rebuild
 
 OVERRIDABLE = ("data", "model", "trainer")
 """Groups of the stored config that an evaluation may change."""
+ONE_DEVICE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+"""What an evaluation runs on, however many devices the training had, unless it is told otherwise."""
 QUIET = {"logger": False, "callbacks": [], "enable_checkpointing": False, "enable_progress_bar": False}
 
 
@@ -32,8 +35,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     quieten_lightning()
     cfg = absolute_paths(cfg)
     folder = Path(cfg.paths.output_dir)
-    changes = {name: OmegaConf.to_container(cfg[name]) for name in OVERRIDABLE}
-    changes["paths"] = {"output_dir": str(folder)}
+    changes: dict[str, Any] = {name: OmegaConf.to_container(cfg[name]) for name in OVERRIDABLE}
+    changes |= {"trainer": ONE_DEVICE | changes["trainer"], "paths": {"output_dir": str(folder)}}
     rebuilt = rebuild(checkpoint_in(cfg.ckpt), changes, averaged=cfg.averaged, trust=cfg.trust)
     datamodule = held_out(rebuilt.cfg.data, asked_for=bool(cfg.data))
     trainer = make(rebuilt.cfg.trainer, **QUIET)

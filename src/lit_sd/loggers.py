@@ -1,5 +1,6 @@
 """Loggers that need more than a constructor call."""
 
+import netrc
 import os
 import socket
 import sys
@@ -33,9 +34,8 @@ def wandb(
     if offline is None:
         offline = not reachable()
         if offline:
-            rank_zero_info(
-                f"W&B: no key or no network, logging offline; later: wandb sync {Path(save_dir) / 'wandb'}/offline-*"
-            )
+            runs = Path(save_dir) / "wandb" / "offline-run-*"
+            rank_zero_info(f"W&B: no key or no network, logging offline; later: wandb sync {runs}")
     _finish_earlier_run()
     Path(save_dir).mkdir(parents=True, exist_ok=True)
     return WandbLogger(
@@ -55,14 +55,27 @@ def reachable(timeout_s: float = 2.0) -> bool:
         return False
     import wandb as library
 
-    if not library.api.api_key:
+    settings = library.setup().settings
+    server = urlsplit(os.environ.get("WANDB_BASE_URL") or settings.base_url)
+    if not (os.environ.get("WANDB_API_KEY") or settings.api_key or _in_netrc(server.hostname or "")):
         return False
-    server = urlsplit(library.api.settings("base_url") or "")
     try:
         socket.create_connection((server.hostname or "", server.port or 443), timeout_s).close()
     except OSError:
         return False
     return True
+
+
+def _in_netrc(host: str) -> bool:
+    """Whether `wandb login` left a key for this host."""
+    places = [os.environ.get("NETRC"), Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]
+    for place in places:
+        if place and Path(place).is_file():
+            try:
+                return netrc.netrc(str(place)).authenticators(host) is not None
+            except (netrc.NetrcParseError, OSError):
+                return False
+    return False
 
 
 def _finish_earlier_run() -> None:

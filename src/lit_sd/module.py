@@ -1,9 +1,10 @@
-"""Training one diffusion model: what the adapter opens learns what the objective asks, on whatever the data yields.
+"""Training one diffusion model: what the adapter opens learns what the objective asks, on whatever the data
+yields.
 
 Shape legend: b batch, c latent channels, h/w latents, k strata of timesteps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ class StableDiffusionModule(Trainable):
         caption_dropout: share of captions that are emptied, drawn anew for each use.
         component_lr: learning rate by component, where it differs from the optimizer's.
         val_strata: each validation example is judged once in each of this many equal ranges of timesteps.
-        cache_mb: memory, in MiB, for what the frozen VAE and text encoders gave for a picture or caption; 0 encodes each
-            time.
+        cache_mb: memory, in MiB, for what the frozen VAE and text encoders gave for a picture or caption; 0
+            encodes each time.
 
     Raises:
         ValueError: a share is out of range, nothing trains, or `component_lr` names what does not.
@@ -78,6 +79,9 @@ class StableDiffusionModule(Trainable):
     def base_identity(self) -> str:
         return self.model.identity
 
+    def networks(self) -> Iterable[nn.Module]:
+        return self.model.components().values()
+
     def parameter_groups(self) -> Groups:
         """One group for each component that trains, under diffusers' name for it."""
         groups: Groups = []
@@ -88,8 +92,8 @@ class StableDiffusionModule(Trainable):
         if wrong := sorted(self.component_lr.keys() - {group["name"] for group in groups}):
             trains = ", ".join(group["name"] for group in groups) or "nothing"
             raise ValueError(
-                f"task.component_lr sets a rate for {', '.join(wrong)}, where {trains} trains. Name one of these, or add the "
-                "component to adapter.components"
+                f"task.component_lr sets a rate for {', '.join(wrong)}, where {trains} trains. Name one of "
+                "these, or add the component to adapter.components"
             )
         return groups
 
@@ -170,8 +174,8 @@ class StableDiffusionModule(Trainable):
     def fixed_losses(self, batch: Batch) -> Float[Tensor, "k 2"]:
         """Sum of losses and number of examples, by stratum of timesteps.
 
-        Noise, timesteps and the VAE's sample belong to the example's id, whatever the batch, the rank and the step are. Examples
-        of weight 0 only fill the batch and count nothing.
+        Noise, timesteps and the VAE's sample belong to the example's id, whatever the batch, the rank and the
+        step are. Examples of weight 0 only fill the batch and count nothing.
         """
         counted = batch["weight"].cpu() > 0
         streams = [generator_of("validation", self.seed, name) for name in batch["ids"]]
@@ -193,10 +197,10 @@ class StableDiffusionModule(Trainable):
         """Mean loss over all ranks' examples, overall and by stratum."""
         totals = self.trainer.strategy.reduce(self.val_totals.float().to(self.device), reduce_op="sum")
         count, means = len(self.schedule.abar), (totals[:, 0] / totals[:, 1]).tolist()
-        self.log(f"{stage}/loss", sum(means) / len(means), prog_bar=True)
+        self.log(f"{stage}/loss", sum(means) / len(means), prog_bar=True, sync_dist=True)
         for stratum, mean in enumerate(means):
             low, high = stratum * count // self.val_strata, (stratum + 1) * count // self.val_strata
-            self.log(f"{stage}/loss_t{low}-{high}", mean)
+            self.log(f"{stage}/loss_t{low}-{high}", mean, sync_dist=True)
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], **options: Any) -> list[Image.Image]:
         """Pictures of the model as it stands, one for each pair of prompt and seed; see `generate`."""

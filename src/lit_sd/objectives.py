@@ -9,7 +9,7 @@ Shape legend: b batch, n training timesteps, * latents' dimensions.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -73,6 +73,8 @@ def target_of(schedule: NoiseSchedule, x0: Tensor, eps: Tensor, t: Tensor, predi
         case "v_prediction":
             abar = schedule.at(t, x0)
             return (abar.sqrt() * eps - (1 - abar).sqrt() * x0).to(x0.dtype)
+        case _:
+            raise ValueError(f"prediction={prediction!r}; expected one of {', '.join(get_args(Prediction))}")
 
 
 Weighting = Callable[[Float[Tensor, " b"], Prediction], Float[Tensor, " b"]]
@@ -115,21 +117,15 @@ class Objective:
         distance: elementwise loss between output and target.
     """
 
-    prediction: str | None = None
+    prediction: Prediction | None = None
     weighting: Weighting = field(default=uniform)
     distance: Callable[[Tensor, Tensor], Tensor] = field(default=squared)
-
-    def __post_init__(self) -> None:
-        if self.prediction is not None and self.prediction not in get_args(Prediction):
-            raise ValueError(
-                f"objective.prediction={self.prediction!r}; expected one of {', '.join(get_args(Prediction))}, or null for the model's"
-            )
 
     def __call__(
         self, schedule: NoiseSchedule, predict: Predict, x0: Tensor, eps: Tensor, t: Int[Tensor, " b"]
     ) -> Float[Tensor, " b"]:
         """Loss of each sample, weighted by its timestep, in float32."""
-        prediction = cast(Prediction, self.prediction or schedule.prediction)
+        prediction = self.prediction or schedule.prediction
         output = predict(add_noise(schedule, x0, eps, t), t)
         error = self.distance(output, target_of(schedule, x0, eps, t, prediction)).flatten(1).mean(1)
         return error * self.weighting(schedule.snr(t), prediction).to(error)

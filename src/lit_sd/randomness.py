@@ -12,7 +12,9 @@ Key = str | int
 
 
 def seed_of(*key: Key) -> int:
-    """A seed in [0, 2**63) that is the same for the same key on every machine, and unrelated for any other key."""
+    """A seed in [0, 2**63) that is the same for the same key on every machine, and unrelated for any other
+    key.
+    """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -38,13 +40,17 @@ class Draws:
         return seed_of(stream, self.seed, self.micro_step, self.rank)
 
     def generator(self, stream: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh generator of the named stream; it draws on `device`, so that nothing has to be copied there."""
+        """A fresh generator of the named stream; it draws on `device`, so that nothing has to be copied
+        there.
+        """
         return generator_of(stream, self.seed, self.micro_step, self.rank, device=device)
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Whatever is drawn inside leaves torch's global generators (CPU and the current accelerator) as they were."""
+    """Whatever is drawn inside leaves torch's global generators (CPU and the current accelerator) as they
+    were.
+    """
     with torch.random.fork_rng(
         devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     ):

@@ -13,18 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd, instantiate
 from lightning import LightningDataModule, LightningModule, Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf, read_write
 from torch import distributed
 
+from lit_sd.allocator import keep_freed_memory
 from lit_sd.closing import closing
 from lit_sd.config import MANY, TASK_PARTS, ConfigError, check
 from lit_sd.data import chelsea
 from lit_sd.models.native import native_size
 from lit_sd.prior import make_prior_images
+from lit_sd.quiet import quieten_lightning
 from lit_sd.trainable import read_checkpoint, restore
 
 log = logging.getLogger(__name__)
@@ -63,24 +67,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
     """
     cfg = settle(cfg)
     quieten_lightning()
+    if not torch.accelerator.is_available():
+        keep_freed_memory()
     seed_everything(cfg.seed, workers=True, verbose=False)
     run = build(cfg)
     with own_ranks(cfg):
         run.trainer.fit(run.module, datamodule=run.datamodule, ckpt_path=cfg.ckpt, weights_only=True)
         if run.trainer.is_global_zero:
-            print(closing(cfg, run.trainer, can_draw=hasattr(run.module, "sample")))
+            print(closing(cfg, run.trainer.global_step, can_draw=hasattr(run.module, "sample")))
         return {name: float(value) for name, value in run.trainer.callback_metrics.items()}
-
-
-def quieten_lightning() -> None:
-    """Lightning's messages once, through the root logger that Hydra sets up, without its advertisements."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).handlers.clear()
-    noise = ("Tip:", "`Trainer(limit_", "TPU available")
-    logging.getLogger("lightning.pytorch.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not any(word in record.getMessage() for word in noise)
-    )
 
 
 def settle(cfg: DictConfig) -> DictConfig:
@@ -107,13 +102,14 @@ def absolute_paths(cfg: DictConfig) -> DictConfig:
     with read_write(cfg):
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             cfg.paths.output_dir = HydraConfig.get().runtime.output_dir
-        OmegaConf.resolve(cfg)
-        for key in (*PATH_KEYS, *MODEL_PATHS):
+        parts = OmegaConf.select(cfg, "model.parts") or {}
+        for key in (*PATH_KEYS, *MODEL_PATHS, *(f"model.parts.{name}" for name in parts)):
             value = OmegaConf.select(cfg, key)
             if isinstance(value, str) and value:
                 path = launch_folder() / Path(value).expanduser()
                 if key in PATH_KEYS or path.exists():
                     OmegaConf.update(cfg, key, str(path))
+        OmegaConf.resolve(cfg)  # last, so that what refers to a path is absolute too
     return cfg
 
 
@@ -173,17 +169,21 @@ def build(cfg: DictConfig) -> Run:
 
 def make(node: DictConfig, **parts: Any) -> Any:
     """The object of a `_target_`, given plain dicts and lists and the ready-made parts."""
-    if not parts:
-        return instantiate(node, _convert_="all")
-    # Not as arguments of `instantiate`: that would turn a part that is a dataclass into a dict.
-    return instantiate(node, _partial_=True, _convert_="all")(**parts)
+    try:
+        if not parts:
+            return instantiate(node, _convert_="all")
+        # Not as arguments of `instantiate`: that would turn a part that is a dataclass into a dict.
+        return instantiate(node, _partial_=True, _convert_="all")(**parts)
+    except InstantiationException as error:
+        raise error.__cause__ or error from None  # what went wrong, and not that Hydra was there
 
 
 def build_module(cfg: DictConfig) -> Any:
     """The task's module, with those groups that are there, holding the config that its checkpoints will
     carry.
     """
-    parts = {name: make(cfg[name]) for name in TASK_PARTS if cfg.get(name) is not None}
+    chosen = [name for name in TASK_PARTS if cfg.get(name) is not None]
+    parts = {name: make(cfg[name]) for name in reversed(chosen)}  # the model last: the others fail in no time
     module = make(cfg.task, **parts)
     module.config = OmegaConf.to_container(cfg, resolve=True)
     return module

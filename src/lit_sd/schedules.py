@@ -1,7 +1,8 @@
 """Learning-rate schedules as factors over optimizer updates (never micro-batches or epochs).
 
-All take `(optimizer, updates)`, where `updates` is the length of the whole run, and ramp up over `warmup` updates: update u,
-counted from 0, gets `(u + 1) / (warmup + 1)` of the rate, so that no update is spent at rate 0.
+All take `(optimizer, updates)`, where `updates` is the length of the whole run, and ramp up over `warmup`
+updates: update u, counted from 0, gets `(u + 1) / (warmup + 1)` of the rate, so that no update is spent at
+rate 0.
 """
 
 import math
@@ -16,7 +17,8 @@ def _scheduled(optimizer: Optimizer, warmup: int, after: Callable[[int], float])
     """Ramp up over `warmup` updates, then `after(updates since then)`."""
     if warmup < 0:
         raise ValueError(f"scheduler.warmup={warmup}; expected a number of optimizer updates, 0 or more")
-    # A plain function: LambdaLR saves the attributes of callable objects and would bring a resumed run its old length.
+    # A plain function: LambdaLR saves the attributes of callable objects, and a resumed run would get its old
+    # length from them.
     return LambdaLR(optimizer, lambda u: (u + 1) / (warmup + 1) if u < warmup else after(u - warmup))
 
 
@@ -24,8 +26,8 @@ def _decay_length(name: str, updates: int | float, warmup: int) -> int:
     """Updates between the end of the warm-up and the end of the run, at least 1."""
     if math.isinf(updates):
         raise ValueError(
-            f"scheduler={name} needs the run's length and this run has no end; set trainer.max_steps or trainer.max_epochs, "
-            "or take scheduler=constant"
+            f"scheduler={name} needs the run's length and this run has no end; set trainer.max_steps or "
+            "trainer.max_epochs, or take scheduler=constant"
         )
     if warmup >= updates:
         warnings.warn(f"scheduler.warmup={warmup} covers all {updates} updates of this run", stacklevel=3)
@@ -52,7 +54,8 @@ def linear(optimizer: Optimizer, updates: int | float, warmup: int = 0, floor: f
 
 
 def cosine(optimizer: Optimizer, updates: int | float, warmup: int = 0, floor: float = 0.0) -> LambdaLR:
-    """Half a cosine down to `floor` times the rate (Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5, no restarts).
+    """Half a cosine down to `floor` times the rate (Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5, no
+    restarts).
 
     Raises:
         ValueError: `warmup` is negative, or the run has no end.

@@ -1,12 +1,12 @@
 """What every LightningModule here has in common: only part of it trains, and it must resume bit for bit.
 
-`Trainable` gives optimizer and schedule, checkpoints that hold the trainable tensors alone and load strictly, the identity
-of the base they belong to, and random streams that restart with the step. The diffusion module and the stages that make
-the shipped base build on it.
+`Trainable` gives optimizer and schedule, checkpoints that hold the trainable tensors alone and load strictly,
+the identity of the base they belong to, and random streams that restart with the step. The diffusion module
+and the stages that make the shipped base build on it.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ class StepRecord:
         ids: names of the batch's examples.
         losses: loss of each example, ` b`.
         timesteps: timestep of each example, ` b`, where there are any.
-        parts: intermediate results by name (`pixels`, `latents`, ...), first dimension b, to tell where a NaN began.
+        parts: intermediate results by name (`pixels`, `latents`, ...), first dimension b, to tell where a NaN
+            began.
     """
 
     ids: list[str]
@@ -45,12 +46,14 @@ class Trainable(LightningModule):
 
     Args:
         optimizer: `parameter groups -> Optimizer`, usually a partial.
-        scheduler: `(optimizer, updates) -> LRScheduler`, stepped once per optimizer update; None for a constant rate.
+        scheduler: `(optimizer, updates) -> LRScheduler`, stepped once per optimizer update; None for a
+            constant rate.
         seed: root of every random stream of the training.
 
     Attributes:
-        draws: the current step's random streams. torch's global generator is seeded from them too at each step (dropout
-            uses it), so neither validation nor sampling nor a restart can move what training draws.
+        draws: the current step's random streams. torch's global generator is seeded from them too at each
+            step (dropout uses it), so neither validation nor sampling nor a restart can move what training
+            draws.
         record: what the last step left for error messages, or None.
         config: the run's resolved config as plain data, for the checkpoint.
     """
@@ -69,12 +72,16 @@ class Trainable(LightningModule):
         self.draws = Draws(seed, 0, 0)
         self.record: StepRecord | None = None
         self.config: dict[str, Any] | None = None
-        # Lightning's own strictness asks for the frozen tensors too; `on_load_checkpoint` is strict about what trains.
+        # Lightning's strictness asks for frozen tensors too; `on_load_checkpoint` is strict on what trains.
         self.strict_loading = False
 
     def base_identity(self) -> str | None:
         """Content hash of the frozen weights that a checkpoint belongs to; None where nothing is frozen."""
         return None
+
+    def networks(self) -> Iterable[nn.Module]:
+        """What is in training or in evaluation mode as a whole."""
+        return self.children()
 
     def parameter_groups(self) -> Groups:
         """What the optimizer gets: by default one group of all that trains."""
@@ -96,11 +103,11 @@ class Trainable(LightningModule):
         }
 
     def on_fit_start(self) -> None:
-        """Training mode for what trains, evaluation mode for what is frozen."""
+        """Training mode for networks of which something trains, evaluation mode for frozen ones."""
         # Lightning warns of any module in evaluation mode; here the frozen ones are meant to be.
         warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
-        for child in self.children():
-            _set_modes(child)
+        for network in self.networks():
+            network.train(any(p.requires_grad for p in network.parameters()))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.draws = Draws(self.seed, self.micro_step, self.global_rank)
@@ -126,26 +133,16 @@ class Trainable(LightningModule):
         self.micro_step = random.get("micro_step", 0)
         if random.get("seed", self.seed) != self.seed:
             warnings.warn(
-                f"resuming with seed={self.seed} a run that began with seed={random['seed']}: noise will differ from it",
+                f"resuming a run of seed={random['seed']} with seed={self.seed}: other noise follows",
                 stacklevel=2,
             )
-
-
-def _set_modes(module: nn.Module) -> None:
-    """A module that holds something trainable trains as a whole; else its children are looked at, or it is frozen."""
-    if any(p.requires_grad for p in module.parameters(recurse=False)):
-        module.train()
-        return
-    module.training = any(p.requires_grad for p in module.parameters())
-    for child in module.children():
-        _set_modes(child)
 
 
 def trainable_state(module: nn.Module) -> dict[str, Tensor]:
     """The tensors that training changes, by their `state_dict` names, as live references.
 
-    These are the parameters with `requires_grad`, and the saved buffers that sit in the same submodule as one of them
-    (running statistics).
+    These are the parameters with `requires_grad`, and the saved buffers that sit in the same submodule as one
+    of them (running statistics).
     """
     owners = [
         prefix
@@ -194,8 +191,8 @@ def check_tensors(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     for name, tensor in expected.items():
         if saved[name].shape != tensor.shape:
             raise ValueError(
-                f"{name} has shape {tuple(saved[name].shape)} in the checkpoint and {tuple(tensor.shape)} here. "
-                "Resume with the adapter settings (such as adapter.rank) that it was written with"
+                f"{name} has shape {tuple(saved[name].shape)} in the checkpoint and {tuple(tensor.shape)} "
+                "here. Resume with the adapter settings (such as adapter.rank) that it was written with"
             )
 
 
@@ -212,8 +209,8 @@ def plain(value: Any, at: str = "config") -> Any:
     if type(value) in (list, tuple):
         return [plain(item, f"{at}[{i}]") for i, item in enumerate(value)]
     raise TypeError(
-        f"{at} is a {type(value).__module__}.{type(value).__name__}; a checkpoint's config holds plain data only. "
-        "Pass OmegaConf.to_container(config, resolve=True)"
+        f"{at} is a {type(value).__module__}.{type(value).__name__}; a checkpoint's config holds plain data "
+        "only. Pass OmegaConf.to_container(config, resolve=True)"
     )
 
 

@@ -5,10 +5,10 @@ import os
 import lightning
 import pytest
 import torch
+from tiny_runs import images, module_of, trainer_of, write_images
 
 from lit_sd.callbacks import Checkpoints
 from lit_sd.callbacks.checkpoint import AsideCheckpointIO, replace_by_link
-from tiny_runs import images, module_of, trainer_of, write_images
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def fit(tiny_model, tmp_path, root):
     def fit(saver, *callbacks, max_steps=5, **options):
         trainer = trainer_of(tmp_path, *callbacks, saver, max_steps=max_steps, checkpointing=True, **options)
         trainer.fit(module_of(tiny_model()), images(root, val_share=0.2))
-        return {path.name: torch.load(path, weights_only=True)["global_step"] for path in saver.folder.glob("*")}
+        return {
+            path.name: torch.load(path, weights_only=True)["global_step"] for path in saver.folder.glob("*")
+        }
 
     return fit
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from tiny_runs import FewWeights, images, module_of, trainer_of, write_images
 from torch.optim import SGD, AdamW
 
 from lit_sd.callbacks import Checkpoints, GradientCheck, NonFiniteCheck, NonFiniteError, checks
 from lit_sd.trainable import StepRecord
-from tiny_runs import FewWeights, images, module_of, trainer_of, write_images
 
 
 @pytest.fixture
@@ -62,7 +62,9 @@ def test_a_rate_that_is_too_high(tiny_model, tmp_path, root):
     saver = Checkpoints(tmp_path / "c", every_n_steps=1)
     module = module_of(tiny_model(), optimizer=partial(SGD, lr=1e30), scheduler=None)
     with pytest.raises(NonFiniteError, match=r"lower optimizer\.lr|Lower optimizer\.lr"):
-        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=9, checkpointing=True).fit(module, images(root))
+        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=9, checkpointing=True).fit(
+            module, images(root)
+        )
     for path in saver.folder.glob("*.ckpt"):
         state = torch.load(path, weights_only=True)["state_dict"]
         assert all(value.isfinite().all() for value in state.values()), path
@@ -72,7 +74,9 @@ def test_lr_1e9_stops(tiny_model, tmp_path, root):
     module = module_of(tiny_model(), optimizer=partial(AdamW, lr=1e9), scheduler=None)
     saver = Checkpoints(tmp_path / "c", every_n_steps=1)
     with pytest.raises(NonFiniteError):
-        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=50, checkpointing=True).fit(module, images(root))
+        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=50, checkpointing=True).fit(
+            module, images(root)
+        )
 
 
 def test_no_checkpoint_of_broken_weights(tiny_model, tmp_path, root):
@@ -104,7 +108,9 @@ def test_describe():
     latents = torch.tensor([[0.0], [inf]])
     message = checks.describe(7, torch.tensor(inf), record([1.0, inf], pixels=fine, latents=latents))
     assert message.splitlines()[0] == "the loss is inf after 7 updates, from 1 of 2 examples:"
-    assert message.splitlines()[1].startswith("  b at timestep 20: loss inf, its latents are not finite (the VAE overflowed")
+    assert message.splitlines()[1].startswith(
+        "  b at timestep 20: loss inf, its latents are not finite (the VAE overflowed"
+    )
     message = checks.describe(7, torch.tensor(inf), record([inf, 1.0], pixels=fine))
     assert "a at timestep 10: loss inf, its pixels are finite, so the network overflowed" in message
     assert "a weight of the batch is not" in checks.describe(7, torch.tensor(inf), record([1.0, 1.0]))
@@ -127,8 +133,12 @@ class TestGradients:
                 super().attach(model)
                 model.unet.register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
 
-        with pytest.raises(RuntimeError, match=r"1 trainable tensors got no gradient, such as model\.unet\.forgotten"):
-            trainer_of(tmp_path, GradientCheck(), max_steps=3).fit(module_of(tiny_model(), Unused()), images(root))
+        with pytest.raises(
+            RuntimeError, match=r"1 trainable tensors got no gradient, such as model\.unet\.forgotten"
+        ):
+            trainer_of(tmp_path, GradientCheck(), max_steps=3).fit(
+                module_of(tiny_model(), Unused()), images(root)
+            )
 
     def test_warns_of_a_component_without_any(self, tiny_model, tmp_path, root):
         class Zero(FewWeights):
@@ -137,7 +147,9 @@ class TestGradients:
                 model.unet.conv_out.register_forward_hook(lambda module, args, output: output * 0)
 
         with pytest.warns(UserWarning, match="all gradients of unet are zero"):
-            trainer_of(tmp_path, GradientCheck(), max_steps=1).fit(module_of(tiny_model(), Zero()), images(root))
+            trainer_of(tmp_path, GradientCheck(), max_steps=1).fit(
+                module_of(tiny_model(), Zero()), images(root)
+            )
 
     def test_looks_once(self, tiny_model, tmp_path, root):
         check = GradientCheck()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from peft import LoraConfig
+from tiny_runs import Snapshots, assert_same, images, module_of, trained, trainer_of, write_images
 
 from lit_sd.adapters.peft import Peft
 from lit_sd.callbacks import EMA, Checkpoints, Samples, averaged_weights
-from tiny_runs import Snapshots, assert_same, images, module_of, trained, trainer_of, write_images
 
 
 @pytest.fixture
@@ -55,16 +55,18 @@ def test_swapping_nests_and_gives_back_every_bit(tiny_model):
 
 
 def test_raw_weights_survive_an_exception_in_validation(tiny_model, tmp_path, root):
-    class Broken(RuntimeError):
+    class BrokenError(RuntimeError):
         pass
 
     class Breaks(Snapshots):
         def on_validation_batch_end(self, trainer, pl_module, *args):
-            raise Broken
+            raise BrokenError
 
     module, watch = module_of(tiny_model()), Breaks()
-    with pytest.raises(Broken):
-        trainer_of(tmp_path, EMA(0.5), watch, max_steps=4, val_check_interval=2).fit(module, images(root, val_share=0.2))
+    with pytest.raises(BrokenError):
+        trainer_of(tmp_path, EMA(0.5), watch, max_steps=4, val_check_interval=2).fit(
+            module, images(root, val_share=0.2)
+        )
     assert_same(trained(module), watch.steps[2]["weights"])
 
 
@@ -86,7 +88,9 @@ def test_who_sees_the_average(tiny_model, tmp_path, root):
         [__import__("PIL.Image").Image.new("RGB", (8, 8))] * len(seeds),
     )[1]
     samples = Samples(tmp_path / "s", ["a"], [0], every_n_steps=3)
-    trainer_of(tmp_path, samples, watch, ema, max_steps=3, val_check_interval=3).fit(module, images(root, val_share=0.2))
+    trainer_of(tmp_path, samples, watch, ema, max_steps=3, val_check_interval=3).fit(
+        module, images(root, val_share=0.2)
+    )
     assert seen.keys() == {"validation", "samples", "asked"}
     for weights, average in seen.values():
         assert_same(weights, average)
@@ -98,7 +102,9 @@ def test_who_sees_the_average(tiny_model, tmp_path, root):
 @pytest.mark.parametrize("sanity", [0, 2])
 @pytest.mark.parametrize("hook", ["on_validation_batch_end", "on_validation_epoch_end", "on_validation_end"])
 def test_checkpoint_while_swapped_in(tiny_model, tmp_path, root, sanity, hook):
-    """F21: a checkpoint that is written inside validation resumes as the uninterrupted run, whatever was swapped in."""
+    """F21: a checkpoint that is written inside validation resumes as the uninterrupted run, whatever was
+    swapped in.
+    """
 
     class SavesInside(Snapshots):
         path = None
@@ -113,7 +119,9 @@ def test_checkpoint_while_swapped_in(tiny_model, tmp_path, root, sanity, hook):
     def run(ckpt=None):
         module, ema, watch = module_of(tiny_model()), EMA(0.9), SavesInside()
         watch.path = ckpt
-        trainer = trainer_of(tmp_path, watch, ema, max_steps=6, val_check_interval=2, num_sanity_val_steps=sanity)
+        trainer = trainer_of(
+            tmp_path, watch, ema, max_steps=6, val_check_interval=2, num_sanity_val_steps=sanity
+        )
         trainer.fit(module, images(root, val_share=0.3), ckpt_path=ckpt)
         return watch, ema
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
 
 from lit_sd.callbacks import EMA, Checkpoints, Interrupted, InterruptHandler
-from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_stops_after_the_update_and_resumes_bit_for_bit(tiny_model, tmp_path, ro
 
     whole, whole_saver, fit = run("whole")
     fit()
-    first, saver, fit = run("first", SignalsItself(signum, batch=5))  # the first half of the third update
+    _, saver, fit = run("first", SignalsItself(signum, batch=5))  # the first half of the third update
     with pytest.raises(Interrupted) as caught:
         fit()
     assert caught.value.code == 128 + signum
@@ -68,7 +68,9 @@ def test_a_second_signal_stops_at_once(tiny_model, tmp_path, root):
             raise AssertionError("the second signal was ignored")
 
     with pytest.raises(SystemExit):  # Lightning makes an exit out of KeyboardInterrupt
-        trainer_of(tmp_path, Twice(), InterruptHandler(), max_steps=2).fit(module_of(tiny_model()), images(root))
+        trainer_of(tmp_path, Twice(), InterruptHandler(), max_steps=2).fit(
+            module_of(tiny_model()), images(root)
+        )
 
 
 SCRIPT = """
@@ -86,7 +88,8 @@ class Tell(lightning.Callback):
 
 out = sys.argv[4]
 saver = Checkpoints(out, every_n_steps=0)
-trainer = trainer_of(out, InterruptHandler(), Tell(), saver, max_steps=100000, checkpointing=True, num_sanity_val_steps=1)
+options = {"max_steps": 100000, "checkpointing": True, "num_sanity_val_steps": 1}
+trainer = trainer_of(out, InterruptHandler(), Tell(), saver, **options)
 trainer.fit(module_of(load(sys.argv[2])), images(sys.argv[3], val_share=0.2))
 """
 
@@ -96,7 +99,15 @@ def test_exit_codes_of_a_process(tiny_model_dir, tmp_path, root):
     signals = (signal.SIGINT, signal.SIGTERM)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, here, str(tiny_model_dir("sd15")), str(root), str(tmp_path / signum.name)],
+            [
+                sys.executable,
+                "-c",
+                SCRIPT,
+                here,
+                str(tiny_model_dir("sd15")),
+                str(root),
+                str(tmp_path / signum.name),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,17 +4,19 @@ from functools import partial
 
 import pytest
 from peft import LoraConfig
+from tiny_runs import images, module_of, trained, trainer_of, write_images
 from torch.optim import AdamW
 
 from lit_sd import schedules
 from lit_sd.adapters.peft import Peft
 from lit_sd.callbacks import EMA, Plan
-from tiny_runs import images, module_of, trained, trainer_of, write_images
 
 
 @pytest.fixture
 def plan(tiny_model, tmp_path, capsys):
-    adapter = Peft({"unet": LoraConfig(target_modules=["to_q"]), "text_encoder": LoraConfig(target_modules=["q_proj"])})
+    adapter = Peft(
+        {"unet": LoraConfig(target_modules=["to_q"]), "text_encoder": LoraConfig(target_modules=["q_proj"])}
+    )
     module = module_of(
         tiny_model(),
         adapter,
@@ -23,7 +25,9 @@ def plan(tiny_model, tmp_path, capsys):
         optimizer=partial(AdamW, lr=1e-4),
     )
     data = images(write_images(tmp_path / "images", 10), batch_size=2, repeats=2)
-    trainer_of(tmp_path, Plan(tmp_path / "plan.txt"), EMA(), max_epochs=2, accumulate_grad_batches=4).fit(module, data)
+    trainer_of(tmp_path, Plan(tmp_path / "plan.txt"), EMA(), max_epochs=2, accumulate_grad_batches=4).fit(
+        module, data
+    )
     return module, (tmp_path / "plan.txt").read_text(), capsys.readouterr().out
 
 

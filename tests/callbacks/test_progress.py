@@ -6,10 +6,10 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from tiny_runs import images, module_of, trainer_of, write_images
 
 from lit_sd.callbacks import Meters, Progress
 from lit_sd.callbacks.progress import count_images, readable
-from tiny_runs import images, module_of, trainer_of, write_images
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def root(tmp_path):
 
 def test_meters_reach_the_logger(tiny_model, tmp_path, root):
     logger = CSVLogger(tmp_path, name="csv", version="")
-    trainer = trainer_of(tmp_path, Meters(), max_steps=6, log_every_n_steps=2, logger=logger, accumulate_grad_batches=2)
+    trainer = trainer_of(
+        tmp_path, Meters(), max_steps=6, log_every_n_steps=2, logger=logger, accumulate_grad_batches=2
+    )
     trainer.fit(module_of(tiny_model()), images(root))
     rows = list(csv.DictReader((tmp_path / "csv" / "metrics.csv").open()))
     logged = [row for row in rows if row["images_per_s"]]
@@ -40,7 +42,7 @@ def test_images_per_second_counts_all_that_was_accumulated(tiny_model, tmp_path,
     trainer_of(tmp_path, Meters(every_n_steps=2), max_steps=4, accumulate_grad_batches=3).fit(
         module, images(root, batch_size=2)
     )
-    # One update takes an epoch of 3 batches of 2. The clock moves on by 2 s at each look, and is looked at twice each time.
+    # One update takes an epoch of 3 batches of 2. The clock moves on by 2 s at each look, twice each time.
     assert [values["images_per_s"] for values in logged] == [6 / 2, 6 / 2, 12 / 2]
 
 
@@ -58,7 +60,13 @@ def test_rates_by_group(tiny_model, tmp_path, root):
 
 @pytest.mark.parametrize(
     ("batch", "count"),
-    [({"ids": ["a", "b"]}, 2), ({"x": torch.zeros(3, 2)}, 3), ([torch.zeros(4)], 4), (torch.zeros(5), 5), ({}, 0)],
+    [
+        ({"ids": ["a", "b"]}, 2),
+        ({"x": torch.zeros(3, 2)}, 3),
+        ([torch.zeros(4)], 4),
+        (torch.zeros(5), 5),
+        ({}, 0),
+    ],
 )
 def test_count_images(batch, count):
     assert count_images(batch) == count
@@ -72,7 +80,9 @@ def test_readable():
 
 
 def run_with(progress, tiny_model, tmp_path, root, *more, **options):
-    trainer = trainer_of(tmp_path, progress, Meters(), *more, enable_progress_bar=True, **{"max_steps": 8, **options})
+    trainer = trainer_of(
+        tmp_path, progress, Meters(), *more, enable_progress_bar=True, **{"max_steps": 8, **options}
+    )
     trainer.fit(module_of(tiny_model()), images(root))
     return trainer
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from PIL import Image
+from tiny_runs import images, module_of, trainer_of, write_images
 
 from lit_sd.callbacks import Export, Samples
 from lit_sd.callbacks.samples import grid, log_image
-from tiny_runs import images, module_of, trainer_of, write_images
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def test_when_and_what(tiny_model, tmp_path, root):
         return [plain((seed, 10 * prompts.index(p), 0)) for p, seed in zip(prompts, seeds, strict=True)]
 
     module.sample = sample
-    samples = Samples(tmp_path / "s", ["a", "b"], [1, 2, 3], every_n_steps=2, at_start=True, steps=7, guidance=3.0)
+    samples = Samples(
+        tmp_path / "s", ["a", "b"], [1, 2, 3], every_n_steps=2, at_start=True, steps=7, guidance=3.0
+    )
     trainer_of(tmp_path, samples, max_steps=5, accumulate_grad_batches=2).fit(module, images(root))
     names = [f"step_{n:06d}.png" for n in (0, 2, 4, 5)]
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == names

@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import lightning
 import torch
 from peft import LoraConfig
+from tiny_runs import images, module_of, trained, trainer_of
 from torch.optim import AdamW
 
 from lit_sd import schedules
 from lit_sd.adapters.peft import Peft
 from lit_sd.callbacks import EMA, Checkpoints, GradientCheck, InterruptHandler, Meters, Samples
 from lit_sd.models.loading import load
-from tiny_runs import images, module_of, trained, trainer_of
 
 PROMPTS, SEEDS = ["a cat", "a dog", "a bird"], [5]
 
@@ -66,7 +66,13 @@ def run(model_dir: str, root: str, out: Path, kill_at: int | None = None) -> Non
         watch,
         Checkpoints(out / "checkpoints", every_n_steps=2),
     ]
-    options = {"devices": 2, "strategy": "ddp", "max_epochs": 2, "accumulate_grad_batches": 4, "checkpointing": True}
+    options = {
+        "devices": 2,
+        "strategy": "ddp",
+        "max_epochs": 2,
+        "accumulate_grad_batches": 4,
+        "checkpointing": True,
+    }
     trainer = trainer_of(out, *callbacks, val_check_interval=2, **options)
     code = 0
     try:

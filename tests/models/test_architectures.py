@@ -141,8 +141,12 @@ def test_random_leaves_no_seed_zero_behind(tiny_configs):
     )
 
 
+def test_the_embedded_bases_shape_ships_too():
+    assert load(init="random", architecture="openmoji").default_size == 128
+
+
 def test_unknown_architectures_and_missing_ones_are_refused():
-    with pytest.raises(FileNotFoundError, match=r"architecture=sd16.*sd15, sd21"):
+    with pytest.raises(FileNotFoundError, match=r"architecture=sd16.*openmoji, sd15, sd21"):
         load(init="random", architecture="sd16")
     with pytest.raises(ValueError, match=r"init=random needs model\.architecture"):
         load(init="random")

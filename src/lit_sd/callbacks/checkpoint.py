@@ -1,4 +1,6 @@
-"""Checkpoints every N steps, at the end, and of the best validation; never half a file, never a dangling name."""
+"""Checkpoints every N steps, at the end, and of the best validation; never half a file, never a dangling
+name.
+"""
 
 import os
 import shutil
@@ -16,7 +18,7 @@ PARTIAL = ".partial"
 
 
 class AsideCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target and renames, straight to disk: Lightning's own writes all into memory first."""
+    """Writes beside the target and renames. Straight to disk: Lightning's own writes all to memory first."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         target = Path(path)
@@ -32,13 +34,14 @@ class AsideCheckpointIO(TorchCheckpointIO):
 class Checkpoints(Checkpoint):
     """Writes `step_000500.ckpt`, `last.ckpt` and `best.ckpt`.
 
-    `last` and `best` are files of their own (hard links, or copies where the file system has none), so that removing older steps
-    can't take them away.
+    `last` and `best` are files of their own (hard links, or copies where the file system has none), so that
+    removing older steps can't take them away.
 
     Args:
         folder: where they go.
         every_n_steps: optimizer updates between two; 0 for the end alone.
-        keep: how many of the numbered files stay, the newest; 0 for none beside `last` and `best`, -1 for all.
+        keep: how many of the numbered files stay, the newest; 0 for none beside `last` and `best`, -1 for
+            all.
         monitor: logged metric that decides which is best, judged after each validation; None for no `best`.
         mode: "min" or "max".
 
@@ -117,7 +120,7 @@ class Checkpoints(Checkpoint):
         if self.monitor not in trainer.callback_metrics:
             known = ", ".join(sorted(trainer.callback_metrics)) or "none"
             raise ValueError(
-                f"callbacks.checkpoint.monitor={self.monitor!r} was not logged by validation; logged are {known}"
+                f"callbacks.checkpoint.monitor={self.monitor!r} was not logged by validation, only {known}"
             )
         score = trainer.strategy.broadcast(float(trainer.callback_metrics[self.monitor]))
         better = self.best_score is None or (
@@ -125,14 +128,16 @@ class Checkpoints(Checkpoint):
         )
         if better:
             self.best_score, self.best_step = score, trainer.global_step
-            trainer.save_checkpoint(self.best)
+            trainer.save_checkpoint(self.best, weights_only=False)
 
     def save(self, trainer: Trainer) -> Path:
-        """Write a checkpoint of the present step; it becomes `last`. All ranks must call this. Returns its path."""
+        """Write a checkpoint of the present step; it becomes `last`. All ranks must call this. Returns its
+        path.
+        """
         step = trainer.global_step
         numbered = self.folder / f"step_{step:06d}.ckpt"
         self._saved_step = step
-        trainer.save_checkpoint(numbered if self.keep else self.last)
+        trainer.save_checkpoint(numbered if self.keep else self.last, weights_only=False)
         if self.keep and trainer.is_global_zero:
             replace_by_link(numbered, self.last)
             self._remove_old()
@@ -157,7 +162,9 @@ class Checkpoints(Checkpoint):
 
 
 def replace_by_link(source: Path, name: Path) -> None:
-    """Make `name` the same file as `source` in one step: at any moment it is the old one or the new one, whole."""
+    """Make `name` the same file as `source` in one step: at any moment it is the old one or the new one,
+    whole.
+    """
     if name.exists() and os.path.samefile(source, name):
         return  # renaming one link over another does nothing and would leave the temporary name behind
     aside = name.with_name(f".{name.name}{PARTIAL}")

@@ -16,10 +16,12 @@ class NonFiniteError(ArithmeticError):
 
 
 class NonFiniteCheck(Callback):
-    """Stops at a loss that is NaN or infinite, naming examples and timesteps, and lets no checkpoint of such weights be written.
+    """Stops at a loss that is NaN or infinite, naming examples and timesteps, and lets no checkpoint of such
+    weights be written.
 
-    On the CPU each loss is looked at before its gradients are taken. On an accelerator that would make the host wait in every
-    step, so losses are kept there and looked at together; a checkpoint always looks first, so the last one written is good.
+    On the CPU each loss is looked at before its gradients are taken. On an accelerator that would make the
+    host wait in every step, so losses are kept there and looked at together; a checkpoint always looks first,
+    so the last one written is good.
 
     Args:
         every_n_steps: micro-steps between two looks on an accelerator.
@@ -63,8 +65,9 @@ class NonFiniteCheck(Callback):
         self.look()
         if bad := first_non_finite(pl_module):
             raise NonFiniteError(
-                f"at step {trainer.global_step} {bad} holds NaN or infinite values, though the losses so far were finite: "
-                "the last update was too large. Lower optimizer.lr; no checkpoint is written, the last one is good"
+                f"at step {trainer.global_step} {bad} holds NaN or infinite values, though losses so far "
+                "were finite: the last update was too large. Lower optimizer.lr; no checkpoint is written, "
+                "the last one is good"
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,14 +88,17 @@ def first_non_finite(module: nn.Module) -> str | None:
 
 
 def describe(step: int, loss: Tensor, record: StepRecord | None) -> str:
-    """What is known of a step whose loss is not finite: each bad example, its timestep, and where it began."""
+    """What is known of a step whose loss is not finite: each bad example, its timestep, where it began."""
     head = f"the loss is {loss.item()} after {step} updates"
     advice = "The last checkpoint is good: resume from it with ckpt="
     if record is None:
         return f"{head}. Lower optimizer.lr or look at the data. {advice}"
     bad = [i for i, good in enumerate(record.losses.isfinite().tolist()) if not good]
     if not bad:
-        return f"{head}, though each example's own is finite ({', '.join(record.ids)}): a weight of the batch is not. {advice}"
+        names = ", ".join(record.ids)
+        return (
+            f"{head}, though each example's own is finite ({names}): a weight of the batch is not. {advice}"
+        )
     lines = [
         f"  {record.ids[i]}{_timestep(record, i)}: loss {record.losses[i].item()}, {_cause(record, i)}"
         for i in bad
@@ -109,13 +115,17 @@ def _cause(record: StepRecord, i: int) -> str:
         if not bool(values[i].isfinite().all()):
             hint = " (the VAE overflowed: it must run in float32 or bfloat16)" if name == "latents" else ""
             return f"its {name} are not finite{hint}"
-    return f"its {', '.join(record.parts) or 'inputs'} are finite, so the network overflowed: lower optimizer.lr, or precision"
+    names = ", ".join(record.parts) or "inputs"
+    return (
+        f"its {names} are finite, so the network overflowed: lower optimizer.lr, or change trainer.precision"
+    )
 
 
 class GradientCheck(Callback):
     """After the first backward pass, stops if something that should train got no gradient, and names it.
 
-    A gradient of exactly zero is right for half of a fresh LoRA; a component of which all gradients are zero is warned of.
+    A gradient of exactly zero is right for half of a fresh LoRA; a component of which all gradients are zero
+    is warned of.
     """
 
     def __init__(self) -> None:
@@ -131,8 +141,9 @@ class GradientCheck(Callback):
         without = [name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None]
         if without:
             raise RuntimeError(
-                f"{len(without)} trainable tensors got no gradient, such as {', '.join(without[:3])}. Either the forward pass does "
-                "not use them, or gradient checkpointing cut them off (it needs use_reentrant=False)"
+                f"{len(without)} trainable tensors got no gradient, such as {', '.join(without[:3])}. Either "
+                "the forward pass does not use them, or gradient checkpointing cut them off (it needs "
+                "use_reentrant=False)"
             )
         if isinstance(pl_module, Trainable):
             for group in pl_module.parameter_groups():

@@ -13,16 +13,18 @@ from lit_sd.trainable import check_tensors
 
 
 class EMA(Callback):
-    """Averages the trainable parameters after each optimizer update; validation, sampling and export use the average.
+    """Averages the trainable parameters after each optimizer update; validation, sampling and export use the
+    average.
 
-    The average is kept in float32. A checkpoint holds both: the raw weights as `state_dict`, whatever is swapped in at that
-    moment, and the average under `ema`.
+    The average is kept in float32. A checkpoint holds both: the raw weights as `state_dict`, whatever is
+    swapped in at that moment, and the average under `ema`.
 
     Args:
         decay: share of the old average that is kept at each update.
-        warmup: let the share grow as `(1 + n) / (10 + n)` over the first updates n, so that a short run's average is not mostly
-            its initial weights.
-        every_n_updates: average only every so many updates, with the decay raised to that power; cheaper, nearly the same.
+        warmup: let the share grow as `(1 + n) / (10 + n)` over the first updates n, so that a short run's
+            average is not mostly its initial weights.
+        every_n_updates: average only every so many updates, with the decay raised to that power; cheaper,
+            nearly the same.
 
     Raises:
         ValueError: `decay` is not within [0, 1), or `every_n_updates` below 1.
@@ -51,7 +53,7 @@ class EMA(Callback):
         if not self.average:
             self.average = {name: p.detach().float().clone() for name, p in _trained(pl_module)}
         self._place(pl_module)
-        # A hook on the optimizer and no Lightning hook: the average must move before any other callback looks or saves.
+        # On the optimizer, not one of Lightning's: the average must move before any other callback saves.
         self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: self.update(pl_module))
 
     @torch.no_grad()
@@ -137,7 +139,8 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 @contextmanager
 def averaged_weights(trainer: Trainer, module: nn.Module) -> Iterator[None]:
     """Inside, the module holds the averaged weights, if the trainer has an `EMA` among its callbacks."""
-    averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    averages = [callback for callback in callbacks if isinstance(callback, EMA)]
     for ema in averages:
         ema.swap_in(module)
     try:

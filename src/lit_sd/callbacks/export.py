@@ -9,7 +9,8 @@ from lit_sd.callbacks.ema import averaged_weights
 
 
 class Export(Callback):
-    """Writes what was trained in the form that other programs read, with the averaged weights where there is an `EMA`.
+    """Writes what was trained in the form that other programs read, with the averaged weights where there is
+    an `EMA`.
 
     Args:
         folder: where it goes.
@@ -22,6 +23,6 @@ class Export(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             with averaged_weights(trainer, pl_module):
-                self.files = pl_module.export(self.folder)
+                self.files = pl_module.export(self.folder)  # type: ignore[operator]
             rank_zero_info(f"exported to {self.folder}: {', '.join(path.name for path in self.files)}")
         trainer.strategy.barrier("lit_sd.export")

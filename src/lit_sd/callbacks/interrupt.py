@@ -17,7 +17,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(SystemExit):
-    """Ends the process with 128 + the signal's number, as a shell reports it: 130 for SIGINT, 143 for SIGTERM."""
+    """Ends the process with 128 + the signal's number, as a shell reports it: 130 for SIGINT, 143 for
+    SIGTERM.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -25,7 +27,9 @@ class Interrupted(SystemExit):
 
 
 class InterruptHandler(Callback):
-    """On the first signal: finish the optimizer update, save, and stop all ranks at the same step. A second one kills at once."""
+    """On the first signal: finish the optimizer update, save, and stop all ranks at the same step. A second
+    one kills at once.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -72,9 +76,8 @@ class InterruptHandler(Callback):
         self._seen_step = trainer.global_step
         if signum := self._agree():
             path = self._save(trainer)
-            rank_zero_info(
-                f"{signal.Signals(signum).name}: stopped after {trainer.global_step} updates; resume with ckpt={path}"
-            )
+            name = signal.Signals(signum).name
+            rank_zero_info(f"{name}: stopped after {trainer.global_step} updates; resume with ckpt={path}")
             raise Interrupted(signum)
 
     def _agree(self) -> int:
@@ -91,7 +94,7 @@ class InterruptHandler(Callback):
             if isinstance(callback, Checkpoints):
                 return callback.save(trainer)
         path = Path(trainer.default_root_dir) / "interrupted.ckpt"
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         return path
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -49,7 +49,9 @@ def as_text(rows: Rows) -> str:
 
 
 def data_rows(trainer: Trainer) -> Rows:
-    """What the datamodule says of itself (`report(world_size)`: lines on sources, repeats, buckets), and the batch."""
+    """What the datamodule says of itself (`report(world_size)`: lines on sources, repeats, buckets), and the
+    batch.
+    """
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     report = getattr(datamodule, "report", None)
     rows: Rows = [("data", "\n".join(report(trainer.world_size)))] if callable(report) else []
@@ -112,4 +114,5 @@ def _memory(trainer: Trainer, trained: int, frozen: list[Any], averaged: bool) -
     )
     size = torch.finfo(torch.float32).bits // 8
     need = trained * size * (2 + moments + averaged) + sum(p.numel() * p.element_size() for p in frozen)
-    return f"{need / 2**30:.2f} GiB for weights, gradients, optimizer{' and average' if averaged else ''}; activations come on top"
+    kept = "weights, gradients, optimizer" + (" and average" if averaged else "")
+    return f"{need / 2**30:.2f} GiB for {kept}; activations come on top"

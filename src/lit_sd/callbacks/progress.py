@@ -31,7 +31,7 @@ class Meters(Callback):
     ) -> None:
         self._images += count_images(batch) * trainer.world_size
         step = trainer.global_step
-        every = self.every_n_steps or trainer.log_every_n_steps or 1
+        every = self.every_n_steps or trainer.log_every_n_steps or 1  # type: ignore[attr-defined]
         if step == self._seen_step or (step % every and step != 1):
             return
         rate = self._images / max(time.perf_counter() - self._since, 1e-9)
@@ -65,7 +65,8 @@ def count_images(batch: Any) -> int:
 
 
 class Progress(RichProgressBar):
-    """One bar over the run's optimizer updates. Where the output is no terminal, a plain line now and then instead.
+    """One bar over the run's optimizer updates. Where the output is no terminal, a plain line now and then
+    instead.
 
     Metrics are read from the device at most every `every_s` seconds: reading makes the host wait.
 

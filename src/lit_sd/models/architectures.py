@@ -16,6 +16,7 @@ from lit_sd.models.families import COMPONENTS, TEXT_ENCODERS
 from lit_sd.models.tokenizer import clip_tokenizer
 
 ARCHITECTURES = ("sd15", "sd21", "sdxl", "sdxl_refiner")
+"""Shapes of the public models, one for each family. The embedded base's shape ships beside them."""
 
 
 def architecture_folder(name: str) -> Path:
@@ -25,14 +26,12 @@ def architecture_folder(name: str) -> Path:
     Raises:
         FileNotFoundError: it is neither a shipped name nor a folder with a `model_index.json`.
     """
-    folder = (
-        Path(str(files("lit_sd").joinpath("assets/architectures", name)))
-        if name in ARCHITECTURES
-        else Path(name)
-    )
+    shipped = Path(str(files("lit_sd").joinpath("assets/architectures")))
+    names = sorted(path.parent.name for path in shipped.glob("*/model_index.json"))
+    folder = shipped / name if name in names else Path(name)
     if not (folder / "model_index.json").is_file():
         raise FileNotFoundError(
-            f"model.architecture={name}: expected one of {', '.join(ARCHITECTURES)}, or a folder with a "
+            f"model.architecture={name}: expected one of {', '.join(names)}, or a folder with a "
             "model_index.json"
         )
     return folder

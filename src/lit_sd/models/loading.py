@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from diffusers import DiffusionPipeline
 
-from lit_sd.models.architectures import ARCHITECTURES, architecture_folder, build_random, config_of
+from lit_sd.models.architectures import architecture_folder, build_random, config_of
 from lit_sd.models.components import TOKENIZERS, load_component, part_names
 from lit_sd.models.families import COMPONENTS
 from lit_sd.models.identity import hash_files, hash_text
@@ -167,9 +167,7 @@ def _pretrained(
 ) -> Source:
     where = resolve(path)
     if is_single_file(where):
-        # Config groups name a shipped shape, but the file says itself which of those it has.
-        own = architecture if architecture not in ARCHITECTURES else None
-        parts, options = load_single_file(Path(where), own, skip=set(elsewhere))
+        parts, options = load_single_file(Path(where), architecture, skip=set(elsewhere))
         return Source(parts, options, partial(hash_files, Path(where).parent, [Path(where)]))
     index = _index(where, revision)
     names = [name for name in part_names(index) if name not in elsewhere]

@@ -1,10 +1,12 @@
 """The size of picture that a model was made for, told from its configs before any weights load."""
 
+from pathlib import Path
+
 from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from lit_sd.models.architectures import architecture_folder
 from lit_sd.models.loading import resolve
-from lit_sd.models.single_file import is_single_file
+from lit_sd.models.single_file import architecture_of_file, is_single_file
 
 
 def native_size(path: str | None, init: str = "pretrained", architecture: str | None = None) -> int:
@@ -14,16 +16,16 @@ def native_size(path: str | None, init: str = "pretrained", architecture: str | 
         path, init, architecture: as `lit_sd.models.loading.load` takes them.
 
     Raises:
-        ValueError: a single file, or random weights, without an architecture: nothing tells the size.
+        ValueError: random weights without an architecture, or a single file of no known family.
     """
-    where = resolve(path) if init == "pretrained" else ""
-    if not where or is_single_file(where):
-        if architecture is None:
-            raise ValueError(
-                "data.resolution is null, the model's own size, and nothing tells it: expected "
-                "model.architecture beside a single file or random weights. Set that, or data.resolution"
-            )
-        where = str(architecture_folder(architecture))
+    if init != "pretrained" and architecture is None:
+        raise ValueError(
+            "data.resolution is null, the model's own size, and nothing tells it: expected "
+            "model.architecture beside random weights. Set that, or data.resolution"
+        )
+    where = resolve(path) if init == "pretrained" else str(architecture_folder(str(architecture)))
+    if is_single_file(where):
+        where = str(architecture_folder(architecture_of_file(Path(where), architecture)))
     unet = UNet2DConditionModel.load_config(where, subfolder="unet")
     vae = AutoencoderKL.load_config(where, subfolder="vae")
     return int(unet["sample_size"]) * 2 ** (len(vae["block_out_channels"]) - 1)

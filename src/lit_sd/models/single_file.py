@@ -12,7 +12,13 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 
-from lit_sd.models.architectures import architecture_folder, build_part, build_tokenizer, config_of
+from lit_sd.models.architectures import (
+    ARCHITECTURES,
+    architecture_folder,
+    build_part,
+    build_tokenizer,
+    config_of,
+)
 from lit_sd.models.components import TOKENIZERS, part_names
 from lit_sd.models.families import COMPONENTS, Family
 from lit_sd.models.ldm import UNET, from_ldm
@@ -42,7 +48,7 @@ def load_single_file(
 
     Args:
         path: the file.
-        architecture: a shipped name or a folder of configs; by default recognised from the file.
+        architecture: a folder of configs, where the file's shape is none of the public ones.
         skip: parts that will come from elsewhere.
 
     Raises:
@@ -50,7 +56,7 @@ def load_single_file(
     """
     checkpoint, metadata = read_tensors(path)
     family = recognise_file(checkpoint, path)
-    folder = architecture_folder(architecture or family)
+    folder = architecture_folder(_shape_of(family, architecture))
     index = config_of(folder)
     parts: dict[str, Any] = {}
     for name in part_names(index):
@@ -66,6 +72,30 @@ def load_single_file(
         else:
             parts[name] = _scheduler(folder, index[name], family, checkpoint, metadata)
     return parts, dict(index)
+
+
+def architecture_of_file(path: Path, architecture: str | None = None) -> str:
+    """Which architecture a single file is read as, from its names and shapes; weights are not read.
+
+    Args:
+        path: the file.
+        architecture: a folder of configs, which is used, or a shipped family, which the file knows better.
+
+    Raises:
+        ValueError: the file is of no known family.
+    """
+    if path.suffix == ".safetensors":
+        with safetensors.safe_open(path, "pt") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+        checkpoint = _old_names({key: torch.empty(shape, device="meta") for key, shape in shapes.items()})
+    else:
+        checkpoint, _ = read_tensors(path)
+    return _shape_of(recognise_file(checkpoint, path), architecture)
+
+
+def _shape_of(family: Family, architecture: str | None) -> str:
+    """Config groups name a public shape, but the file says itself which of those it has."""
+    return family if architecture is None or architecture in ARCHITECTURES else architecture
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -153,7 +153,7 @@ class StableDiffusion(nn.Module):
         std: Float[Tensor, "b c lh lw"],
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "b c lh lw"]:
-        """A sample of the posterior with these moments, scaled as the UNet expects it; see `encode_images`."""
+        """A sample of the posterior with these moments, in the UNet's scale; see `encode_images`."""
         where = generator.device if generator is not None else mean.device
         noise = torch.randn(mean.shape, generator=generator, device=where).to(mean.device)
         shift = self.vae.config.get("shift_factor") or 0.0

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,6 +29,8 @@ from lit_sd.pretrain.autoencoder import psnr
 
 SIZE = 128
 STEPS, GUIDANCE = 25, 3.0
+CROP = 0.6
+"""Side of the crops of one photograph that are compared, as a share of its shorter side."""
 PARTS = ("clip", "scheduler", "text_encoder", "tokenizer", "unet", "vae")
 
 
@@ -84,7 +87,7 @@ def photograph_cosines(features: ClipFeatures, crops_each: int = 8) -> dict[str,
     pictures = {**photographs(), "chelsea": np.asarray(chelsea())}
     vectors = {}
     for name, image in pictures.items():
-        side = int(min(image.shape[:2]) * 0.8)
+        side = int(min(image.shape[:2]) * CROP)
         room = (image.shape[0] - side, image.shape[1] - side)
         places = [(room[0] * i // (crops_each - 1), room[1] * i // (crops_each - 1)) for i in range(crops_each)]
         vectors[name] = features.pictures(
@@ -124,7 +127,7 @@ def measure(folder: Path, cache: str, fid_images: int) -> tuple[dict[str, Any], 
     vectors = features.pictures(drawn)
     figures["clip_score_real"] = similarity.diagonal().mean().item()
     figures["clip_score_generated"] = (texts * vectors).sum(1).mean().item()
-    figures["clip_score_shuffled"] = (texts.roll(1, 0) * vectors).sum(1).mean().item()
+    figures["clip_score_shuffled"] = mismatched(texts, vectors)
     figures["generated_recall_at_10"] = recall_at(texts @ vectors.T, 10)
     if fid_images:
         figures["fid_openmoji_clip"] = fid(model, features, train, fid_images)
@@ -137,6 +140,12 @@ def measure(folder: Path, cache: str, fid_images: int) -> tuple[dict[str, Any], 
         "rebuilt_cat": rebuilt_cat,
     }
     return figures, sheets
+
+
+def mismatched(texts: Float[Tensor, "n d"], vectors: Float[Tensor, "n d"]) -> float:
+    """Mean cosine of each picture with every caption but its own: what shuffling the captions gives on average."""
+    cosines = texts @ vectors.T
+    return ((cosines.sum() - cosines.diagonal().sum()) / (cosines.numel() - len(cosines))).item()
 
 
 def fid(model: StableDiffusion, features: ClipFeatures, train: OpenMoji, count: int) -> float:

@@ -127,7 +127,6 @@ class ContrastiveModule(Trainable):
         for k in (1, 10):
             self.log(f"val/recall_at_{k}", recall_at(similarity, k), prog_bar=True, sync_dist=True)
         self.log("val/clip_score", similarity.diagonal().mean(), sync_dist=True)
-        self.log("val/clip_score_shuffled", similarity.roll(1, 0).diagonal().mean(), sync_dist=True)
 
     def export(self, folder: Path) -> list[Path]:
         """Write `clip/`, and `text_encoder/` and `tokenizer/` as a Stable Diffusion pipeline has them."""

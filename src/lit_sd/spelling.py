@@ -1,0 +1,36 @@
+"""What may have been meant by a word that is none of those there are."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def hint(word: str, options: Iterable[str], head: str = "", all_else: bool = True) -> str:
+    """`; nearest: …` for a misspelt word, else what there is."""
+    names = sorted(set(options))
+    if near := nearest(word, names):
+        return f"; nearest: {head}{near}"
+    return f"; there is {', '.join(names)}" if names and all_else and len(names) <= 60 else ""
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option most like the word, if any is like it; of equals, the one that begins like it."""
+    names = {name.lower(): name for name in sorted(options, reverse=True)}  # of equals, capitals first
+    word = word.lower()
+    found = difflib.get_close_matches(word, names, n=5, cutoff=0.6)
+    best = max(
+        found,
+        key=lambda name: (similarity(word, name), common_start(word, name)),
+        default=None,
+    )
+    return None if best is None else names[best]
+
+
+def similarity(one: str, other: str) -> float:
+    """From 0 to 1, as difflib measures it."""
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def common_start(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

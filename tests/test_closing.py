@@ -1,0 +1,59 @@
+"""What a run prints last."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from finished_run import composed
+
+from lit_sd.closing import closing, program, shown
+
+
+def lines(folder: Path, can_draw: bool = True, *overrides: str) -> list[str]:
+    cfg = composed("data.root=photos", f"paths.output_dir={folder}", *overrides)
+    return closing(cfg, 7, can_draw).splitlines()
+
+
+def test_it_names_what_is_there_and_three_commands(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("samples", "checkpoints", "export"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "last.ckpt").touch()
+    told = lines(tmp_path / "run", True, "data.prompt=a photo of sks cat")
+    assert told[0] == "Done after 7 updates."
+    assert [line.split() for line in told[1:4]] == [
+        ["pictures", "run/samples"],
+        ["checkpoint", "run/checkpoints/last.ckpt"],
+        ["export", "run/export"],
+    ]
+    assert told[4] == "Next:"
+    draw, judge, again = (shlex.split(line) for line in told[5:])
+    assert draw[1:] == ["generate", "--run", "run", "--prompt", "a photo of sks cat, in the snow"]
+    assert judge[1:] == ["evaluate.py", "ckpt=run/checkpoints/last.ckpt"]
+    assert again[1:] == ["train.py", "data.root=FOLDER_OF_YOUR_PHOTOS"]
+
+
+def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:
+    assert not any(line.split()[0] in ("pictures", "checkpoint", "export") for line in lines(tmp_path)[1:])
+
+
+def test_a_model_that_does_not_draw_is_resumed_instead(tmp_path: Path) -> None:
+    told = " ".join(lines(tmp_path, False))
+    assert "generate" not in told
+    assert "trainer.max_steps=MORE" in told
+
+
+def test_programs_are_called_so_that_the_shell_finds_them(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own = Path(sys.executable).parent / "python"
+    assert Path(program("python")).absolute() == own
+    monkeypatch.setenv("PATH", str(own.parent) + os.pathsep + str(tmp_path))
+    assert program("python") == "python"
+    assert program("no-such-program") == "no-such-program"
+
+
+def test_paths_are_written_short_where_they_lie_below(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "a" / "b") == "a/b"
+    assert shown(tmp_path.parent / "c") == str(tmp_path.parent / "c")

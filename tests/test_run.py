@@ -1,0 +1,202 @@
+"""From a config to a trained run: paths, seeds, order of checks, sweeps on several processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from finished_run import ROOT, composed, made_run, photos, tiny  # noqa: F401
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
+
+from lit_sd import run as running
+from lit_sd.config import ConfigError
+from lit_sd.run import build, checkpoint_in, rebuild, settle, targets, train
+from lit_sd.trainable import read_checkpoint
+
+
+def test_a_run_leaves_pictures_a_checkpoint_an_export_and_its_config(finished_run: Path) -> None:
+    names = {path.relative_to(finished_run).as_posix() for path in finished_run.rglob("*") if path.is_file()}
+    assert "samples/step_000002.png" in names
+    assert "checkpoints/last.ckpt" in names
+    assert "export/pytorch_lora_weights.safetensors" in names
+
+
+def test_the_checkpoint_holds_the_resolved_config_as_plain_data(finished_run: Path) -> None:
+    config = read_checkpoint(finished_run / "checkpoints" / "last.ckpt")["config"]
+    assert type(config) is dict
+    assert config["data"]["prompt"] == "a photo of sks cat"
+    assert config["data"]["resolution"] == 64, "null was to become the model's own size"
+    assert config["paths"]["output_dir"] == str(finished_run)
+    assert "${" not in str(config)
+
+
+def test_relative_paths_count_from_the_launch_folder(tmp_path: Path, monkeypatch, tiny_model_dir) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(tiny_model_dir("sd15"))
+    cfg = settle(composed(*tiny("model", "photos", "out"), "data.class_root=elsewhere"))
+    assert cfg.data.root == str(tmp_path / "photos")
+    assert cfg.data.class_root == str(tmp_path / "elsewhere")
+    assert cfg.model.path == str(tmp_path / "model")
+    assert cfg.paths.output_dir == str(tmp_path / "out")
+    assert cfg.callbacks.checkpoint.folder == str(tmp_path / "out" / "checkpoints")
+
+
+def test_a_hub_name_stays_a_name(monkeypatch) -> None:
+    monkeypatch.setattr(running, "native_size", lambda *_: 512)
+    assert (
+        settle(composed("model=sd15", "data.root=x")).model.path
+        == "stable-diffusion-v1-5/stable-diffusion-v1-5"
+    )
+
+
+def test_settling_refuses_faults_and_does_not_change_what_it_was_given() -> None:
+    cfg = composed("data.root=x")
+    before = OmegaConf.to_container(cfg, resolve=False)
+    with open_dict(cfg):
+        cfg.trainer.max_stepz = 1
+    with pytest.raises(ConfigError, match="max_stepz"):
+        settle(cfg)
+    del cfg.trainer.max_stepz
+    assert OmegaConf.to_container(cfg, resolve=False) == before
+
+
+def test_a_wrong_folder_is_told_before_a_model_loads(tmp_path: Path, monkeypatch, tiny_model_dir) -> None:
+    loaded = []
+    real = running.build_module
+    monkeypatch.setattr(running, "build_module", lambda cfg: loaded.append(1) or real(cfg))
+    cfg = settle(composed(*tiny(tiny_model_dir("sd15"), tmp_path / "none", tmp_path / "out")))
+    with pytest.raises(FileNotFoundError, match=r"data\.root"):
+        build(cfg)
+    assert not loaded
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def test_seed_0_is_a_seed_like_any_other(tmp_path: Path, tiny_model_dir) -> None:
+    root = photos(tmp_path / "photos")
+    found = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        small = tiny(tiny_model_dir("sd15"), root, tmp_path / name, steps=1)
+        torch.manual_seed(len(found))  # what was drawn before must not matter
+        train(
+            composed("strategy=lora", *small, "data.prompt=a cat", f"seed={seed}", "callbacks.samples=null")
+        )
+        found.append(weights(tmp_path / name))
+    first, again, other = found
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    drawn = [name for name in first if "lora_A" in name]
+    assert drawn
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_resuming_from_a_runs_folder_goes_on_where_it_was(
+    finished_run: Path, tmp_path: Path, tiny_model_dir
+) -> None:
+    config = read_checkpoint(finished_run / "checkpoints" / "last.ckpt")["config"]
+    small = tiny(tiny_model_dir("sd15"), config["data"]["root"], tmp_path / "on", steps=3)
+    asked = ["strategy=lora", "callbacks=ema", *small, "data.prompt=a photo of sks cat"]
+    metrics = train(composed(*asked, f"ckpt={finished_run}"))
+    assert read_checkpoint(tmp_path / "on" / "checkpoints" / "last.ckpt")["global_step"] == 3
+    assert metrics["train/loss"] > 0
+
+
+def test_the_checkpoint_of_a_folder(tmp_path: Path, finished_run: Path) -> None:
+    last = finished_run / "checkpoints" / "last.ckpt"
+    assert checkpoint_in(finished_run) == checkpoint_in(last.parent) == checkpoint_in(last) == last
+    with pytest.raises(ConfigError, match="no such file"):
+        checkpoint_in(tmp_path / "none")
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        checkpoint_in(tmp_path)
+    (tmp_path / "step_000004.ckpt").touch()
+    with pytest.raises(ConfigError, match=r"it holds step_000004\.ckpt"):
+        checkpoint_in(tmp_path)
+
+
+def test_rebuilding_gives_the_trained_weights_or_their_average(finished_run: Path) -> None:
+    path = finished_run / "checkpoints" / "last.ckpt"
+    stored = read_checkpoint(path)
+    raw, averaged = (rebuild(path, averaged=flag).module.state_dict() for flag in (False, True))
+    for name, tensor in stored["state_dict"].items():
+        assert torch.equal(raw[name], tensor)
+        assert torch.equal(averaged[name], stored["ema"]["average"][name])
+
+
+def test_a_checkpoints_config_may_not_call_just_anything(finished_run: Path, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(finished_run / "checkpoints" / "last.ckpt")
+    checkpoint["config"]["callbacks"]["plan"] = {"_target_": "os.system", "command": "true"}
+    torch.save(checkpoint, tmp_path / "foreign.ckpt")
+    with pytest.raises(ConfigError, match=r"os\.system; if you trust its author"):
+        rebuild(tmp_path / "foreign.ckpt")
+    assert rebuild(tmp_path / "foreign.ckpt", trust=True).module is not None
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ConfigError, match="holds no config"):
+        rebuild(tmp_path / "other.ckpt")
+
+
+def test_targets_are_found_at_any_depth() -> None:
+    nested = {"a": [{"_target_": "x.y", "b": {"_target_": "z"}}], "c": {"d": None}, "e": [1, "two"]}
+    assert targets(nested) == {"x.y", "z"}
+
+
+def test_dreambooth_makes_the_missing_class_images_first(tmp_path: Path, tiny_model_dir) -> None:
+    root, out = photos(tmp_path / "cat"), tmp_path / "out"
+    asked = [
+        "strategy=dreambooth",
+        *tiny(tiny_model_dir("sd15"), root, out, steps=1),
+        "callbacks.samples=null",
+    ]
+    asked += ["data.prompt=a photo of sks cat", "data.class_prompt=a photo of cat", "data.num_class_images=3"]
+    asked += ["data.prior_sampling={steps: 1, guidance: 1.0}"]
+    train(composed(*asked))
+    made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cat-prior").glob("*.png")}
+    assert len(made) == 3
+    train(composed(*asked, "data.num_class_images=4"))
+    now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cat-prior").glob("*.png")}
+    assert len(now) == 4
+    assert made.items() <= now.items(), "images that were there were made again"
+
+
+def test_the_scripts_process_is_clean_when_hydra_is_not_in_use(tmp_path: Path) -> None:
+    assert not HydraConfig.initialized()
+    before = list(sys.argv)
+    with running.own_ranks(OmegaConf.create({"paths": {"output_dir": str(tmp_path)}})):
+        assert sys.argv == before
+
+
+def test_a_sweep_on_two_processes_leaves_two_folders_and_reads_relative_paths(
+    tmp_path: Path, tiny_model_dir
+) -> None:
+    photos(tmp_path / "photos")
+    asked = [
+        *tiny(tiny_model_dir("sd15"), "photos", "unused", steps=1),
+        "data.prompt=a cat",
+        "data.batch_size=1",
+    ]
+    asked = [text for text in asked if not text.startswith(("paths.", "callbacks."))]
+    asked += ["callbacks.samples=null", "trainer.devices=2", "trainer.strategy=ddp", "strategy=lora"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "-m", "seed=1,2", *asked],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (sweep,) = (tmp_path / "logs" / "train" / "multiruns").iterdir()
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1"]
+    assert not (tmp_path / "logs" / "train" / "runs").exists(), "a rank made a run of its own"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "photos"]
+    for job, seed in (("0", 1), ("1", 2)):
+        config = read_checkpoint(sweep / job / "checkpoints" / "last.ckpt")["config"]
+        assert config["seed"] == seed
+        assert config["data"]["root"] == str(tmp_path / "photos")
+        assert config["paths"]["output_dir"] == str(sweep / job)
