@@ -113,6 +113,30 @@ class TestStep:
             module_of(tiny_model(), caption_dropout=1.5)
 
 
+class TestCache:
+    def fit(self, model, tmp_path, root, **options):
+        module = module_of(model, **options)
+        encoded = []
+        real = model.vae.encode
+        model.vae.encode = lambda pixels: (encoded.append(len(pixels)), real(pixels))[1]
+        trainer_of(tmp_path, max_epochs=3).fit(module, images(root, batch_size=2))
+        return trained(module), sum(encoded)
+
+    def test_each_picture_is_encoded_once_and_the_same_is_learned(self, tiny_model, tmp_path, root):
+        count = len(list(root.glob("*.png")))
+        plain, often = self.fit(tiny_model(), tmp_path, root)
+        cached, once = self.fit(tiny_model(), tmp_path, root, cache_mb=16)
+        assert once == count
+        assert often > 2 * count
+        for name in plain:
+            torch.testing.assert_close(cached[name], plain[name], atol=1e-5, rtol=1e-4)
+
+    def test_captions_are_not_cached_while_their_encoder_trains(self, tiny_model):
+        module = module_of(tiny_model(), Full(["text_encoder"]), cache_mb=16)
+        assert module._text_cache() is None
+        assert module_of(tiny_model(), cache_mb=16)._text_cache() is not None
+
+
 class TestOptimizer:
     def test_groups_by_component_with_their_own_rates(self, tiny_model, tmp_path):
         lora = Peft(

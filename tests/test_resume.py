@@ -27,8 +27,8 @@ class Cutter(Snapshots):
 def run(tmp_path, tiny_model):
     root = write_images(tmp_path / "images", 7)
 
-    def run(name, cut=None, ckpt=None, *, ema=True, data=None, every=1, **options):
-        module = module_of(tiny_model("sd15"))
+    def run(name, cut=None, ckpt=None, *, ema=True, data=None, every=1, task=None, **options):
+        module = module_of(tiny_model("sd15"), **(task or {}))
         cutter = Cutter(cut)
         saver = Checkpoints(tmp_path / name, every_n_steps=every, keep=-1)
         trainer = trainer_of(
@@ -58,6 +58,7 @@ CASES = {
     "accumulating": {"accumulate_grad_batches": 2},
     "validating": {"data": {"val_share": 0.2}, "val_check_interval": 2},
     "epochs": {"max_steps": -1, "max_epochs": 4},
+    "cached": {"task": {"cache_mb": 16, "caption_dropout": 0.5}},
     "clipped": {"gradient_clip_val": 0.01, "accumulate_grad_batches": 3},
 }
 

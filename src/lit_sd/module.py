@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_sd.adapters.base import Adapter
 from lit_sd.data.cache import MemoryCache, Moments
+from lit_sd.data.captions import length_report
 from lit_sd.generate import generate
 from lit_sd.models.stable_diffusion import StableDiffusion
 from lit_sd.objectives import NoiseSchedule, Objective
@@ -201,6 +202,11 @@ class StableDiffusionModule(Trainable):
         for stratum, mean in enumerate(means):
             low, high = stratum * count // self.val_strata, (stratum + 1) * count // self.val_strata
             self.log(f"{stage}/loss_t{low}-{high}", mean, sync_dist=True)
+
+    def caption_report(self, captions: Sequence[str]) -> str | None:
+        """One line on captions that are longer than the text encoder reads, or None."""
+        limit = 75 * self.model.caption_chunks + 2
+        return length_report(captions, lambda caption: self.model.token_counts([caption])[0], limit)
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], **options: Any) -> list[Image.Image]:
         """Pictures of the model as it stands, one for each pair of prompt and seed; see `generate`."""

@@ -27,7 +27,7 @@ class Plan(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        rows = data_rows(trainer) + length_rows(trainer, pl_module) + weight_rows(trainer, pl_module)
+        rows = data_rows(trainer) + caption_rows(trainer, pl_module) + length_rows(trainer, pl_module) + weight_rows(trainer, pl_module)
         Console().print(as_table(rows))
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +69,14 @@ def data_rows(trainer: Trainer) -> Rows:
             )
         )
     return rows
+
+
+def caption_rows(trainer: Trainer, module: LightningModule) -> Rows:
+    """A line on captions that the module's text encoder will cut, if it does."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    captions, report = getattr(datamodule, "captions", None), getattr(module, "caption_report", None)
+    line = report(captions()) if callable(captions) and callable(report) else None
+    return [("captions", line)] if line else []
 
 
 def length_rows(trainer: Trainer, module: LightningModule) -> Rows:

@@ -31,7 +31,11 @@ SIZE = 128
 STEPS, GUIDANCE = 25, 3.0
 CROP = 0.6
 """Side of the crops of one photograph that are compared, as a share of its shorter side."""
-PARTS = ("clip", "scheduler", "text_encoder", "tokenizer", "unet", "vae")
+PARTS = {
+    "clip": "clip",
+    **{part: f"pipeline/{part}" for part in ("scheduler", "text_encoder", "tokenizer", "unet", "vae")},
+}
+"""What ships, and where the stages leave it."""
 
 
 def ship(base: Path, target: Path) -> None:
@@ -40,19 +44,19 @@ def ship(base: Path, target: Path) -> None:
     Raises:
         FileNotFoundError: a stage has not written its part yet.
     """
-    missing = [part for part in PARTS if not (base / part).is_dir()]
+    missing = [source for source in PARTS.values() if not (base / source).is_dir()]
     if missing:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}; run the stages openmoji_vae, _clip and _unet first")
     target.mkdir(parents=True, exist_ok=True)
-    for part in PARTS:
+    for part, source in PARTS.items():
         aside = target / f".{part}.{os.getpid()}"
-        shutil.copytree(base / part, aside)
+        shutil.copytree(base / source, aside)
         for weights in aside.glob("*.safetensors"):
             tensors = {k: v.half() if v.is_floating_point() else v for k, v in load_file(weights).items()}
             save_file(tensors, weights, {"format": "pt"})
         shutil.rmtree(target / part, ignore_errors=True)
         aside.rename(target / part)
-    shutil.copy2(base / "model_index.json", target / "model_index.json")
+    shutil.copy2(base / "pipeline/model_index.json", target / "model_index.json")
 
 
 def batched(items: Sequence, size: int) -> Iterator[Sequence]:
