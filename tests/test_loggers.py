@@ -72,6 +72,7 @@ def test_real_library_has_what_is_asked(monkeypatch):
     monkeypatch.setattr(loggers.socket, "create_connection", refuse)
     with pytest.raises(AssertionError, match=r"asked \('localhost', 9\)"):
         loggers.reachable()
+    __import__("wandb").teardown()  # else later tests of this process would be online
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled", "dryrun"])

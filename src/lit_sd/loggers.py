@@ -43,6 +43,8 @@ def wandb(
         save_dir=save_dir,
         project=project,
         offline=offline,
+        # Lightning says it through the environment, which a library that is set up already no longer reads.
+        mode="offline" if offline else None,
         tags=list(tags),
         group=group,
     )

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -102,6 +104,23 @@ class Trainable(LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
         }
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips as Lightning does, also for fused optimizers, which it refuses under any mixed precision.
+
+        What is in the way of those is a loss scaler, and bf16-mixed has none.
+        """
+        plugin = self.trainer.precision_plugin
+        if type(plugin) is not MixedPrecision or plugin.scaler is not None:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or GradClipAlgorithmType.NORM)
+        Precision.clip_gradients(plugin, optimizer, gradient_clip_val or 0.0, algorithm)
+
     def on_fit_start(self) -> None:
         """Training mode for networks of which something trains, evaluation mode for frozen ones."""
         # Lightning warns of any module in evaluation mode; here the frozen ones are meant to be.
@@ -113,6 +132,15 @@ class Trainable(LightningModule):
         self.draws = Draws(self.seed, self.micro_step, self.global_rank)
         torch.manual_seed(self.draws.seed_of("global"))
         self.micro_step += 1
+        self._count_epoch()
+
+    def _count_epoch(self) -> None:
+        """Lightning does not count the epoch that it enters when it resumes right at the border of two; a
+        checkpoint at the next border would then run an epoch too many.
+        """
+        epochs: Any = self.trainer.fit_loop.epoch_progress
+        for count in (epochs.current, epochs.total):
+            count.ready = count.started = count.processed + 1
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         full = checkpoint["state_dict"]

@@ -68,6 +68,8 @@ def test_captions_that_will_be_cut_are_told(tiny_model, tmp_path):
         path.with_suffix(".txt").write_text("cat " * 120)
     module = module_of(tiny_model())
     trainer_of(tmp_path, Plan(tmp_path / "plan.txt"), max_steps=1).fit(module, images(folder, batch_size=2))
-    line = next(line for line in (tmp_path / "plan.txt").read_text().splitlines() if line.startswith("captions"))
+    line = next(
+        line for line in (tmp_path / "plan.txt").read_text().splitlines() if line.startswith("captions")
+    )
     assert "1 of 4 captions (25%) are longer than 77 tokens" in line
     assert f"the longest has {module.model.token_counts(['cat ' * 120])[0]}" in line

@@ -27,7 +27,12 @@ class Plan(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        rows = data_rows(trainer) + caption_rows(trainer, pl_module) + length_rows(trainer, pl_module) + weight_rows(trainer, pl_module)
+        rows = (
+            data_rows(trainer)
+            + caption_rows(trainer, pl_module)
+            + length_rows(trainer, pl_module)
+            + weight_rows(trainer, pl_module)
+        )
         Console().print(as_table(rows))
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
