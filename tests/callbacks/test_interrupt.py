@@ -74,7 +74,8 @@ def test_a_second_signal_stops_at_once(tiny_model, tmp_path, root):
 
 
 SCRIPT = """
-import sys
+import faulthandler, sys
+faulthandler.dump_traceback_later(160, exit=True)  # if it hangs, say where
 sys.path.insert(0, sys.argv[1])
 import lightning
 from lit_sd.callbacks import Checkpoints, InterruptHandler
@@ -121,7 +122,7 @@ def test_exit_codes_of_a_process(tiny_model_dir, tmp_path, root):
             if "two updates" in line:
                 break
         process.send_signal(signum)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
         assert process.returncode == 128 + signum, errors[-2000:]
         assert f"resume with ckpt={tmp_path / signum.name}" in errors
         saved = torch.load(tmp_path / signum.name / "last.ckpt", weights_only=True)

@@ -5,7 +5,7 @@ from transformers import CLIPModel, CLIPTextModel, CLIPTokenizer
 
 from lit_sd.metrics import ClipFeatures
 from lit_sd.pretrain.contrastive import ContrastiveModule, contrastive_losses, jitter, multi_positive, new_clip
-from lit_sd.pretrain.tokenizer import learn_vocabulary
+from lit_sd.pretrain.vocabulary import learn_vocabulary
 
 CAPTIONS = ["red heart", "blue heart", "a photo of grass", "a photo of grass"]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_sd.pretrain.tokenizer import learn_vocabulary, openmoji_tokenizer
+from lit_sd.pretrain.vocabulary import learn_vocabulary, openmoji_tokenizer
 
 CAPTIONS = ["woman firefighter medium skin tone", "man firefighter dark skin tone", "cat face"] * 2
 
