@@ -159,3 +159,11 @@ def tiny_model(tiny_model_dir):
     from lit_sd.models.loading import load
 
     return lambda family="sd15", **kwargs: load(str(tiny_model_dir(family)), **kwargs)
+
+
+@pytest.fixture
+def cpu_threads():
+    """Sets torch's number of CPU threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

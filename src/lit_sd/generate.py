@@ -47,7 +47,7 @@ def generate(
 
     Each seed has its own random stream; the global streams are neither read nor moved, and the model's train
     mode is as it was afterwards. Batches are filled up to `batch_size`, so a picture does not depend on how
-    many others are asked for.
+    many others are asked for; only where several CPU threads share a batch may a pixel's rounding.
 
     Args:
         model: any family. SDXL's refiner draws from pure noise here, without a base's picture.

@@ -275,16 +275,20 @@ class Position:
             trained: tells how many batches were trained on.
         """
         self.order, self.epoch_steps, self.trained = sampler.fingerprint(), max(1, epoch_steps), trained
-        self._offset = 0
+        self._offset = self._least = 0
+
+    def _count(self) -> int:
+        # With `max_epochs` the loader is made before Lightning has restored its counters: not fewer than were saved.
+        return max(self.trained(), self._least)
 
     def __call__(self) -> tuple[int, int]:
         """Epoch, and batches of it that were trained on."""
-        return divmod(self.trained() + self._offset, self.epoch_steps)
+        return divmod(self._count() + self._offset, self.epoch_steps)
 
     def state(self) -> dict[str, Any]:
         """The position, and what the order depends on, in plain values."""
         epoch, steps = self()
-        return {"epoch": epoch, "steps": steps, "order": self.order}
+        return {"epoch": epoch, "steps": steps, "trained": self._count(), "order": self.order}
 
     def resume(self, then: Mapping[str, Any]) -> None:
         """Goes on from a state.
@@ -306,7 +310,8 @@ class Position:
             )
         if other:
             log.warning("resuming on other data than the checkpoint's: %s", "; ".join(other))
-        self._offset = epoch * self.epoch_steps + steps - self.trained()
+        self._least = then["trained"]
+        self._offset = epoch * self.epoch_steps + steps - self._least
 
 
 class OrderedBatchSampler(Sampler[list[Draw]]):
