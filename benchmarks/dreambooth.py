@@ -1,11 +1,14 @@
-"""How well `experiment=dreambooth_cat` learns its subject, and what it does to the class, in the shipped CLIP's image space.
+r"""How well `experiment=dreambooth_cat` learns its subject, and what it does to the class, in the shipped
+CLIP's image space.
 
     python train.py experiment=dreambooth_cat paths.output_dir=logs/cat
-    python train.py experiment=dreambooth_cat data.prior_weight=0 data.batch_size=8 paths.output_dir=logs/cat_alone
+    python train.py experiment=dreambooth_cat paths.output_dir=logs/cat_alone \
+        data.prior_weight=0 data.batch_size=8
     python benchmarks/dreambooth.py logs/cat logs/cat_alone --sheet docs/images/dreambooth_cat.png
 
-Subject fidelity is the mean cosine between 16 pictures of the instance prompt and the photos that were trained on. Drift is
-the same for pictures of the class prompt: what prior preservation should keep where it was before training.
+Subject fidelity is the mean cosine between 16 pictures of the instance prompt and the photos that were
+trained on. Drift is the same for pictures of the class prompt: what prior preservation should keep where it
+was before training.
 """
 
 import argparse
@@ -52,7 +55,9 @@ def measure(
 
 def main() -> None:
     """Measure the base and each run; print a table, write the sheet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path, help="with prior preservation first")
     parser.add_argument("--sheet", type=Path)
     args = parser.parse_args()
@@ -61,10 +66,14 @@ def main() -> None:
     cfg = next(iter(runs.values())).cfg
     photos = [Image.open(path).convert("RGB") for path in sorted(Path(cfg.data.root).glob("*.png"))]
     models = {"before": load(cfg.model.path)} | {name: found.module.model for name, found in runs.items()}
-    rows: list[list[Image.Image]] = [[photo.resize((SIZE, SIZE), Image.Resampling.LANCZOS) for photo in photos]]
+    rows: list[list[Image.Image]] = [
+        [photo.resize((SIZE, SIZE), Image.Resampling.LANCZOS) for photo in photos]
+    ]
     labels, table = ["the photos"], {}
     for name, model in models.items():
-        table[name], drawn = measure(model, features, photos, cfg.data.prompt, cfg.data.class_prompt or "a photo of cat")
+        table[name], drawn = measure(
+            model, features, photos, cfg.data.prompt, cfg.data.class_prompt or "a photo of cat"
+        )
         rows += drawn
         labels += [f"{name}\nsks cat", f"{name}\ncat", f"{name}\nothers"]
     print(json.dumps(table, indent=1))

@@ -3,10 +3,11 @@
     python benchmarks/step.py openmoji
     python benchmarks/step.py sd15 --rounds 3 --steps 12
 
-All three train the same network on the same batch with the same precision, clipping and optimizer, each in a process of its
-own, one after another, round after round; what is printed are medians over all steps after the warm-up. Nothing is cached:
-each step encodes its picture and caption. `--cached` adds the trainer and the bare loop with latents and text states kept.
-`--allocator` repeats the trainer's runs without keeping freed memory (see `lit_sd.allocator`).
+All three train the same network on the same batch with the same precision, clipping and optimizer, each in
+a process of its own, one after another, round after round; what is printed are medians over all steps after
+the warm-up. Nothing is cached: each step encodes its picture and caption. `--cached` adds the trainer and
+the bare loop with latents and text states kept. `--allocator` repeats the trainer's runs without keeping
+freed memory (see `lit_sd.allocator`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +87,19 @@ def time_trainer(run: Any) -> list[float]:
 
     run.trainer.callbacks.append(Clock())
     run.trainer.fit(run.module, datamodule=run.datamodule)
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def time_loop(run: Any, steps: int, by_hand: bool, cached: bool) -> list[float]:
-    """Seconds of each step of a plain loop; `by_hand` with diffusers' scheduler and encoders called directly."""
+    """Seconds of each step of a plain loop; `by_hand` with diffusers' scheduler and encoders called
+    directly.
+    """
     import torch
     import torch.nn.functional as F
 
     model, module = run.module.model, run.module
     run.datamodule.setup("fit")
-    batches = iter([batch for batch in run.datamodule.train_dataloader()] * steps)
+    batches = iter(list(run.datamodule.train_dataloader()) * steps)
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = module.make_optimizer(trained)
     schedule, scheduler = model.noise_schedule(), model.scheduler
@@ -139,9 +143,16 @@ def encode_bare(model: Any, batch: Any, generator: Any) -> tuple[Any, Any]:
 
 def encode_by_hand(model: Any, batch: Any) -> tuple[Any, Any]:
     """Latents and text states as diffusers' example scripts make them."""
-    latents = model.vae.encode(batch["pixels"].to(model.vae.dtype)).latent_dist.sample() * model.vae.config.scaling_factor
+    latents = (
+        model.vae.encode(batch["pixels"].to(model.vae.dtype)).latent_dist.sample()
+        * model.vae.config.scaling_factor
+    )
     tokens = model.tokenizer(
-        batch["captions"], padding="max_length", truncation=True, max_length=model.tokenizer.model_max_length, return_tensors="pt"
+        batch["captions"],
+        padding="max_length",
+        truncation=True,
+        max_length=model.tokenizer.model_max_length,
+        return_tensors="pt",
     )
     return latents.float(), model.text_encoder(tokens.input_ids)[0]
 
@@ -173,7 +184,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         for kind, cached, keep in variants:
             name = kind + (" cached" if cached else "") + ("" if keep else " without kept memory")
             command = [sys.executable, __file__, args.shape, "--worker", kind, "--steps", str(args.steps)]
-            command += ["--warmup", str(args.warmup)] + ["--worker-cached"] * cached + ["--keep-memory"] * keep
+            command += (
+                ["--warmup", str(args.warmup)] + ["--worker-cached"] * cached + ["--keep-memory"] * keep
+            )
             env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
             output = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
             if output.returncode:
@@ -185,7 +198,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def main() -> None:
     """Parse the command line, measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
@@ -200,7 +215,7 @@ def main() -> None:
         worker(args)
         return
     found = measure(args)
-    print(f"\n{args.shape}: seconds per step, median of {len(found['bare'])} steps in {args.rounds} processes each")
+    print(f"\n{args.shape}: seconds per step, {len(found['bare'])} steps in {args.rounds} processes each")
     for name, seconds in found.items():
         base = statistics.median(found["bare cached" if "cached" in name else "bare"])
         middle = statistics.median(seconds)

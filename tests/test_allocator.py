@@ -25,5 +25,7 @@ def test_large_blocks_come_from_the_heap_once_asked(done, in_heap):
     import os
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    found = subprocess.run([sys.executable, "-c", PROBE, done], capture_output=True, text=True, check=True, env=env)
+    found = subprocess.run(
+        [sys.executable, "-c", PROBE, done], capture_output=True, text=True, check=True, env=env
+    )
     assert found.stdout.strip() == in_heap

@@ -26,10 +26,13 @@ def test_sizes_may_be_others_and_are_height_by_width(tiny_model):
 
 
 @pytest.mark.parametrize(("batch_size", "threads", "levels"), [(1, 2, 0), (3, 1, 0), (3, 2, 1)])
-def test_a_seed_is_a_picture_whatever_is_drawn_beside_it(tiny_model, family, cpu_threads, batch_size, threads, levels):
+def test_a_seed_is_a_picture_whatever_is_drawn_beside_it(
+    tiny_model, family, cpu_threads, batch_size, threads, levels
+):
     """F33: the same pixels, however prompts are shared over ranks.
 
-    Where several threads share a batch, how they cut it moves a sum's last bit, and with it a pixel in thousands by one level.
+    Where several threads share a batch, how they cut it moves a sum's last bit, and with it a pixel in
+    thousands by one level.
     """
     cpu_threads(threads)
     model = tiny_model(family)

@@ -19,7 +19,11 @@ PREDICTIONS = ["epsilon", "v_prediction", "sample"]
 
 def scheduler(prediction="epsilon", **options):
     return DDPMScheduler(
-        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", prediction_type=prediction, **options
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        prediction_type=prediction,
+        **options,
     )
 
 
@@ -56,7 +60,9 @@ def test_an_oracle_has_loss_zero_and_any_error_a_finite_one(draws, prediction, w
 def test_the_loss_of_a_sample_is_its_own_mean_square(draws):
     x0, eps, t = draws
     schedule = NoiseSchedule.from_scheduler(scheduler("epsilon"))
-    losses = Objective()(schedule, lambda xt, t: eps + torch.tensor([0.0, 1, 2, 3, 4]).view(5, 1, 1, 1), x0, eps, t)
+    losses = Objective()(
+        schedule, lambda xt, t: eps + torch.tensor([0.0, 1, 2, 3, 4]).view(5, 1, 1, 1), x0, eps, t
+    )
     torch.testing.assert_close(losses, torch.tensor([0.0, 1, 4, 9, 16]))
 
 
@@ -66,7 +72,9 @@ def test_the_loss_of_a_sample_is_its_own_mean_square(draws):
 )
 def test_min_snr_by_hand_at_three_levels(prediction, weights):
     snr = torch.tensor([0.25, 5.0, 20.0], dtype=torch.float64)
-    torch.testing.assert_close(min_snr(snr, prediction, gamma=5.0), torch.tensor(weights, dtype=torch.float64))
+    torch.testing.assert_close(
+        min_snr(snr, prediction, gamma=5.0), torch.tensor(weights, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
@@ -79,7 +87,11 @@ def test_min_snr_weights_the_same_error_in_x0_alike(prediction):
     abar = schedule.abar[t].view(3, 1, 1, 1)
     xt = abar.sqrt() * x0 + (1 - abar).sqrt() * eps
     implied_eps = (xt - abar.sqrt() * wrong_x0) / (1 - abar).sqrt()
-    wrong = {"sample": wrong_x0, "epsilon": implied_eps, "v_prediction": abar.sqrt() * implied_eps - (1 - abar).sqrt() * wrong_x0}
+    wrong = {
+        "sample": wrong_x0,
+        "epsilon": implied_eps,
+        "v_prediction": abar.sqrt() * implied_eps - (1 - abar).sqrt() * wrong_x0,
+    }
     right = target_of(schedule, x0, eps, t, prediction)
     error = (wrong[prediction] - right).square().flatten(1).mean(1)
     expected = schedule.snr(t).clamp(max=5) * (wrong_x0 - x0).square().flatten(1).mean(1)
@@ -105,7 +117,9 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="must be positive, got 0"):
         min_snr_weighting(0)
     with pytest.raises(ValueError, match="predicts 'flow_prediction'"):
-        NoiseSchedule.from_scheduler(DDPMScheduler.from_config(scheduler().config, prediction_type="flow_prediction"))
+        NoiseSchedule.from_scheduler(
+            DDPMScheduler.from_config(scheduler().config, prediction_type="flow_prediction")
+        )
 
 
 def test_half_precision_latents_keep_their_type(draws):

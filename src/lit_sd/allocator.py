@@ -1,7 +1,8 @@
 """Keep freed memory for the next tensor, where training runs on the CPU.
 
-glibc hands each large block back to the system at once, and the next one is paged in anew: on Linux that makes fresh tensors
-several times slower to write than reused ones (`benchmarks/step.py --allocator` measures it).
+glibc hands each large block back to the system at once, and the next one is paged in anew: on Linux that
+makes fresh tensors several times slower to write than reused ones (`benchmarks/step.py --allocator`
+measures it).
 """
 
 import ctypes

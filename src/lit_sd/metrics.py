@@ -21,7 +21,8 @@ class ClipFeatures(nn.Module):
     Args:
         model: transformers' CLIPModel.
         tokenizer: its tokenizer.
-        mean, std: of the pixels that it takes, which lie in [0, 1] before; the shipped CLIP takes 0.5 and 0.5.
+        mean, std: of the pixels that it takes, which lie in [0, 1] before; the shipped CLIP takes 0.5 and
+            0.5.
     """
 
     def __init__(self, model: Any, tokenizer: Any, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -34,7 +35,9 @@ class ClipFeatures(nn.Module):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ClipFeatures":
-        """A CLIP with tokenizer and image processor in transformers' layout. Raises OSError where one is missing."""
+        """A CLIP with tokenizer and image processor in transformers' layout. Raises OSError where one is
+        missing.
+        """
         from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
         processor = CLIPImageProcessor.from_pretrained(folder)
@@ -54,7 +57,10 @@ class ClipFeatures(nn.Module):
         """Unit vectors of PIL pictures, which may differ in size."""
         found, waiting = [], [*pictures]
         for start in range(0, len(waiting), batch_size):
-            some = [picture.resize((self.size, self.size), Image.Resampling.BICUBIC) for picture in waiting[start : start + batch_size]]
+            some = [
+                picture.resize((self.size, self.size), Image.Resampling.BICUBIC)
+                for picture in waiting[start : start + batch_size]
+            ]
             found.append(self(to_uint8(some)))
         return torch.cat(found) if found else torch.empty(0, self.num_features)
 
@@ -64,7 +70,9 @@ class ClipFeatures(nn.Module):
         found = []
         for start in range(0, len(captions), batch_size):
             some = list(captions[start : start + batch_size])
-            tokens = self.tokenizer(some, padding=True, truncation=True, return_tensors="pt").to(self.mean.device)
+            tokens = self.tokenizer(some, padding=True, truncation=True, return_tensors="pt").to(
+                self.mean.device
+            )
             output = self.model.text_model(**tokens)
             found.append(F.normalize(self.model.text_projection(output.pooler_output), dim=1))
         return torch.cat(found) if found else torch.empty(0, self.num_features)
@@ -93,7 +101,8 @@ def recall_at(similarity: Float[Tensor, "n n"], k: int) -> float:
 
 
 def frechet_distance(features: nn.Module, real: Iterable[Tensor], generated: Iterable[Tensor]) -> float:
-    """Fréchet distance between two sets of pictures (Heusel et al. 2017, arXiv:1706.08500, eq. 6), through torchmetrics.
+    """Fréchet distance between two sets of pictures (Heusel et al. 2017, arXiv:1706.08500, eq. 6), through
+    torchmetrics.
 
     Args:
         features: `b 3 h w` uint8 to `b d`, with `num_features` and `size`.

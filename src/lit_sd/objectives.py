@@ -25,7 +25,8 @@ class NoiseSchedule:
     """The training noise schedule of a model.
 
     Attributes:
-        abar: cumulative product of alphas, by timestep, in float64; after zero-terminal-SNR rescaling where the model has it.
+        abar: cumulative product of alphas, by timestep, in float64; after zero-terminal-SNR rescaling where
+            the model has it.
         prediction: what the model's network predicts.
     """
 
@@ -34,7 +35,8 @@ class NoiseSchedule:
 
     @classmethod
     def from_scheduler(cls, scheduler) -> "NoiseSchedule":
-        """From a diffusers scheduler, whose `alphas_cumprod` is already rescaled where its config asks for that.
+        """From a diffusers scheduler, whose `alphas_cumprod` is already rescaled where its config asks for
+        that.
 
         Raises:
             ValueError: the scheduler's `prediction_type` is none of `Prediction`.
@@ -42,7 +44,8 @@ class NoiseSchedule:
         prediction = scheduler.config.prediction_type
         if prediction not in get_args(Prediction):
             raise ValueError(
-                f"the model's scheduler predicts {prediction!r}; expected one of {', '.join(get_args(Prediction))}"
+                f"the model's scheduler predicts {prediction!r}; "
+                f"expected one of {', '.join(get_args(Prediction))}"
             )
         return cls(scheduler.alphas_cumprod.double(), prediction)
 
@@ -52,7 +55,9 @@ class NoiseSchedule:
         return self.abar.to(like.device, dtype)[t].view(-1, *[1] * (like.ndim - 1))
 
     def snr(self, t: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """Signal-to-noise ratio `abar / (1 - abar)` (Hang et al. 2023, arXiv:2303.09556, sec. 3.2), in float64."""
+        """Signal-to-noise ratio `abar / (1 - abar)` (Hang et al. 2023, arXiv:2303.09556, sec. 3.2), in
+        float64.
+        """
         abar = self.abar.to(t.device)[t]
         return abar / (1 - abar)
 
@@ -64,7 +69,9 @@ def add_noise(schedule: NoiseSchedule, x0: Tensor, eps: Tensor, t: Tensor) -> Te
 
 
 def target_of(schedule: NoiseSchedule, x0: Tensor, eps: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
-    """What the network should answer: eps, x0, or `v = sqrt(abar) eps - sqrt(1 - abar) x0` (arXiv:2202.00512, app. D)."""
+    """What the network should answer: eps, x0, or `v = sqrt(abar) eps - sqrt(1 - abar) x0`
+    (arXiv:2202.00512, app. D).
+    """
     match prediction:
         case "epsilon":
             return eps
@@ -87,10 +94,11 @@ def uniform(snr: Float[Tensor, " b"], prediction: Prediction) -> Float[Tensor, "
 
 
 def min_snr(snr: Float[Tensor, " b"], prediction: Prediction, *, gamma: int | float) -> Float[Tensor, " b"]:
-    """Min-SNR-gamma (arXiv:2303.09556, eq. 5): `min(snr, gamma)` on x0's error, carried over to what is predicted.
+    """Min-SNR-gamma (arXiv:2303.09556, eq. 5): `min(snr, gamma)` on x0's error, carried over to what is
+    predicted.
 
-    An error in eps is `snr` times, one in v is `snr + 1` times the error in x0. At SNR 0 the eps form is 0/0; its limit, 1,
-    is used.
+    An error in eps is `snr` times, one in v is `snr + 1` times the error in x0. At SNR 0 the eps form is
+    0/0; its limit, 1, is used.
     """
     clamped = snr.clamp(max=gamma)
     match prediction:

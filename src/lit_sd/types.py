@@ -28,9 +28,10 @@ class Sample(TypedDict):
 class Batch(TypedDict):
     """What the DataModule yields.
 
-    `pixels` lie in [-1, 1]. `weight` is `w[source] / n_source_in_batch`, so that `(loss * weight).sum()` is the mean of each
-    source times its weight. Sizes and crops are (height, width) and (top, left) in pixels of the scaled image, as SDXL's
-    `time_ids` want them. `ids` name the examples, for error messages and for seeds that belong to an image.
+    `pixels` lie in [-1, 1]. `weight` is `w[source] / n_source_in_batch`, so that `(loss * weight).sum()` is
+    the mean of each source times its weight. Sizes and crops are (height, width) and (top, left) in pixels
+    of the scaled image, as SDXL's `time_ids` want them. `ids` name the examples, for error messages and for
+    seeds that belong to an image.
     """
 
     ids: list[str]

@@ -71,7 +71,9 @@ def test_validation_is_of_all_examples(done, tiny_model_dir):
 
 
 def test_samples_are_those_of_one_process(done, tiny_model_dir, cpu_threads):
-    """F33: three pictures over two ranks, in order, pixel for pixel, at the number of threads that a rank has."""
+    """F33: three pictures over two ranks, in order, pixel for pixel, at the number of threads that a rank
+    has.
+    """
     cpu_threads(1)
     sheet = np.asarray(Image.open(done / "whole" / "samples" / "step_000000.png"))
     alone = module(str(tiny_model_dir("sd15"))).sample(PROMPTS, SEEDS * len(PROMPTS), steps=2, guidance=7.5)

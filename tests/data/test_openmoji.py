@@ -24,7 +24,14 @@ def test_the_set_is_the_one_that_was_counted(pairs):
 
 
 def test_words_keep_hyphens():
-    assert words("Couple, with heart: medium-dark skin tone") == ["couple", "with", "heart", "medium-dark", "skin", "tone"]
+    assert words("Couple, with heart: medium-dark skin tone") == [
+        "couple",
+        "with",
+        "heart",
+        "medium-dark",
+        "skin",
+        "tone",
+    ]
 
 
 def test_the_shipped_holdout_keeps_its_promise(pairs):
@@ -32,7 +39,9 @@ def test_the_shipped_holdout_keeps_its_promise(pairs):
     assert len(rows) == 200
     held = {row["file"].removesuffix(".svg"): row["caption"] for row in rows}
     assert all(pairs[stem] == caption for stem, caption in held.items())
-    left = Counter(word for stem, caption in pairs.items() if stem not in held for word in set(words(caption)))
+    left = Counter(
+        word for stem, caption in pairs.items() if stem not in held for word in set(words(caption))
+    )
     assert min(left[word] for caption in held.values() for word in words(caption)) >= 3
 
 

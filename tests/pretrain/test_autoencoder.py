@@ -3,7 +3,13 @@ import math
 import pytest
 import torch
 
-from lit_sd.pretrain.autoencoder import AutoencoderModule, new_autoencoder, psnr, reconstruction_losses, standardise
+from lit_sd.pretrain.autoencoder import (
+    AutoencoderModule,
+    new_autoencoder,
+    psnr,
+    reconstruction_losses,
+    standardise,
+)
 
 
 def tiny(seed=0):
@@ -14,7 +20,9 @@ def tiny(seed=0):
 def test_psnr_by_hand():
     target = torch.zeros(3, 3, 2, 2)
     output = target + torch.tensor([0.2, 1.0, 3.0]).view(3, 1, 1, 1)  # the last is clamped to 1
-    torch.testing.assert_close(psnr(output, target), torch.tensor([20.0, 10 * math.log10(4), 10 * math.log10(4)]))
+    torch.testing.assert_close(
+        psnr(output, target), torch.tensor([20.0, 10 * math.log10(4), 10 * math.log10(4)])
+    )
 
 
 def test_losses_by_hand():
@@ -52,7 +60,14 @@ def test_standardising_on_nothing_is_refused():
 
 
 def module(**options):
-    settings = {"seed": 0, "edge_weight": 1.0, "colour_weight": 1.0, "kl_weight": 1e-3, "recolour": 0.0, **options}
+    settings = {
+        "seed": 0,
+        "edge_weight": 1.0,
+        "colour_weight": 1.0,
+        "kl_weight": 1e-3,
+        "recolour": 0.0,
+        **options,
+    }
     return AutoencoderModule(tiny(), lambda groups: torch.optim.AdamW(groups, lr=1e-3), **settings)
 
 

@@ -4,7 +4,13 @@ import torch.nn.functional as F
 from transformers import CLIPModel, CLIPTextModel, CLIPTokenizer
 
 from lit_sd.metrics import ClipFeatures
-from lit_sd.pretrain.contrastive import ContrastiveModule, contrastive_losses, jitter, multi_positive, new_clip
+from lit_sd.pretrain.contrastive import (
+    ContrastiveModule,
+    contrastive_losses,
+    jitter,
+    multi_positive,
+    new_clip,
+)
 from lit_sd.pretrain.vocabulary import learn_vocabulary
 
 CAPTIONS = ["red heart", "blue heart", "a photo of grass", "a photo of grass"]
@@ -20,7 +26,8 @@ def clip():
 def test_with_one_positive_each_it_is_cross_entropy():
     logits = torch.randn(5, 5)
     torch.testing.assert_close(
-        multi_positive(logits, torch.eye(5, dtype=torch.bool)), F.cross_entropy(logits, torch.arange(5), reduction="none")
+        multi_positive(logits, torch.eye(5, dtype=torch.bool)),
+        F.cross_entropy(logits, torch.arange(5), reduction="none"),
     )
 
 
@@ -56,7 +63,10 @@ def test_export_is_what_transformers_and_pipelines_read(clip, tmp_path):
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
     tokens = tokenizer(CAPTIONS, padding="max_length", truncation=True, return_tensors="pt")
     assert tokens.input_ids.shape == (4, 77)
-    whole, tower = CLIPModel.from_pretrained(tmp_path / "clip"), CLIPTextModel.from_pretrained(tmp_path / "text_encoder")
+    whole, tower = (
+        CLIPModel.from_pretrained(tmp_path / "clip"),
+        CLIPTextModel.from_pretrained(tmp_path / "text_encoder"),
+    )
     with torch.no_grad():
         expected = whole.text_model(input_ids=tokens.input_ids).last_hidden_state
         torch.testing.assert_close(tower(input_ids=tokens.input_ids).last_hidden_state, expected)

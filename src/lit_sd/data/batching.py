@@ -278,7 +278,8 @@ class Position:
         self._offset = self._least = 0
 
     def _count(self) -> int:
-        # With `max_epochs` the loader is made before Lightning has restored its counters: not fewer than were saved.
+        # With `max_epochs` the loader is made before Lightning has restored its counters: not fewer than
+        # were saved.
         return max(self.trained(), self._least)
 
     def __call__(self) -> tuple[int, int]:

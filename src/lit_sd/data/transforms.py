@@ -190,4 +190,4 @@ def cut(scaled: np.ndarray, target: Size, crop: Crop) -> Float[Tensor, "3 h w"]:
         scaled = scaled[:, ::-1]
     height, width = target
     window = scaled[crop.top : crop.top + height, crop.left : crop.left + width]
-    return torch.from_numpy(np.ascontiguousarray(window)).permute(2, 0, 1).contiguous().float() / 127.5 - 1
+    return torch.from_numpy(window.copy()).permute(2, 0, 1).contiguous().float() / 127.5 - 1

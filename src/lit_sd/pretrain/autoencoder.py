@@ -48,9 +48,10 @@ class AutoencoderModule(Trainable):
         optimizer, scheduler, seed: as `Trainable`.
         edge_weight, colour_weight: weights of those parts of `reconstruction_losses` beside the pixels'.
         kl_weight: weight of the mean KL divergence per latent element, in nats.
-        recolour: share of pictures whose colour channels are shuffled, so that colours never seen come out right too.
-        crop: side of the random square of each picture that a step sees, in pixels; None for the whole picture. What lies near
-            the border of a drawing is mostly white.
+        recolour: share of pictures whose colour channels are shuffled, so that colours never seen come out
+            right too.
+        crop: side of the random square of each picture that a step sees, in pixels; None for the whole
+            picture. What lies near the border of a drawing is mostly white.
         compile: let torch compile the network.
     """
 
@@ -86,7 +87,9 @@ class AutoencoderModule(Trainable):
         output, kl = self._reconstruct(pixels, noise.to(pixels))
         parts = reconstruction_losses(output, pixels)
         losses = sum((w * parts[name] for name, w in self.weights.items()), self.kl_weight * kl.float())
-        self.record = StepRecord(batch["ids"], losses.detach(), None, {"pixels": pixels, "output": output.detach()})
+        self.record = StepRecord(
+            batch["ids"], losses.detach(), None, {"pixels": pixels, "output": output.detach()}
+        )
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
@@ -99,7 +102,12 @@ class AutoencoderModule(Trainable):
 
     def _latent_shape(self, pixels: Pixels) -> tuple[int, int, int, int]:
         factor = 2 ** (len(self.model.config.block_out_channels) - 1)
-        return (len(pixels), self.model.config.latent_channels, pixels.shape[-2] // factor, pixels.shape[-1] // factor)
+        return (
+            len(pixels),
+            self.model.config.latent_channels,
+            pixels.shape[-2] // factor,
+            pixels.shape[-1] // factor,
+        )
 
     def _cropped(self, pixels: Pixels) -> Float[Tensor, "b 3 side side"]:
         height, width = pixels.shape[-2:]
@@ -108,7 +116,9 @@ class AutoencoderModule(Trainable):
             return pixels
         draw = torch.rand(len(pixels), 2, generator=self.draws.generator("crop"))
         corners = (draw * torch.tensor([height - side + 1, width - side + 1])).int().tolist()
-        crops = [x[:, top : top + side, left : left + side] for x, (top, left) in zip(pixels, corners, strict=True)]
+        crops = [
+            x[:, top : top + side, left : left + side] for x, (top, left) in zip(pixels, corners, strict=True)
+        ]
         return torch.stack(crops)
 
     def _recoloured(self, pixels: Pixels) -> Pixels:
@@ -120,14 +130,20 @@ class AutoencoderModule(Trainable):
         return pixels.gather(1, index)
 
     def export(self, folder: Path) -> list[Path]:
-        """Write `folder/vae` in diffusers' format, its latents of zero mean and unit variance over training pictures."""
+        """Write `folder/vae` in diffusers' format, its latents of zero mean and unit variance over training
+        pictures.
+        """
         vae = copy.deepcopy(self.model).eval()
-        standardise(vae, (batch["pixels"] for batch in islice(self.trainer.train_dataloader, MEASURED_BATCHES)))
+        standardise(
+            vae, (batch["pixels"] for batch in islice(self.trainer.train_dataloader, MEASURED_BATCHES))
+        )
         vae.save_pretrained(folder / "vae")
         return [folder / "vae"]
 
 
-def new_autoencoder(*, channels: Sequence[int], layers: int, latent_channels: int, groups: int, size: int) -> AutoencoderKL:
+def new_autoencoder(
+    *, channels: Sequence[int], layers: int, latent_channels: int, groups: int, size: int
+) -> AutoencoderKL:
     """An AutoencoderKL with random weights.
 
     Args:
@@ -151,9 +167,11 @@ def new_autoencoder(*, channels: Sequence[int], layers: int, latent_channels: in
 
 @torch.no_grad()
 def standardise(vae: AutoencoderKL, pictures: Iterable[Tensor]) -> None:
-    """Fold the latents' mean and standard deviation per channel into the 1 x 1 convolutions beside them, in place.
+    """Fold the latents' mean and standard deviation per channel into the 1 x 1 convolutions beside them, in
+    place.
 
-    Pipelines of SD 1.x know a scaling factor but no shift; folded in, both are 1 and 0 and no program can forget them.
+    Pipelines of SD 1.x know a scaling factor but no shift; folded in, both are 1 and 0 and no program can
+    forget them.
 
     Raises:
         ValueError: `pictures` is empty.

@@ -1,6 +1,6 @@
 """The embedded base's figures, measured on the files that ship, and the model card that tells them.
 
-    python -m lit_sd.pretrain.card data/openmoji/base src/lit_sd/assets/openmoji
+python -m lit_sd.pretrain.card data/openmoji/base src/lit_sd/assets/openmoji
 """
 
 import json
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lit_sd.data.chelsea import CROPS, chelsea
-from lit_sd.data.openmoji import OpenMoji, Photographs, photographs, read_holdout
+from lit_sd.data.openmoji import OpenMoji, photographs, read_holdout
 from lit_sd.generate import generate, to_pictures
 from lit_sd.metrics import ClipFeatures, frechet_distance, mean_cosine, recall_at, to_uint8
 from lit_sd.models.loading import load
@@ -46,7 +46,9 @@ def ship(base: Path, target: Path) -> None:
     """
     missing = [source for source in PARTS.values() if not (base / source).is_dir()]
     if missing:
-        raise FileNotFoundError(f"{base} lacks {', '.join(missing)}; run the stages openmoji_vae, _clip and _unet first")
+        raise FileNotFoundError(
+            f"{base} lacks {', '.join(missing)}; run the stages openmoji_vae, _clip and _unet first"
+        )
     target.mkdir(parents=True, exist_ok=True)
     for part, source in PARTS.items():
         aside = target / f".{part}.{os.getpid()}"
@@ -93,9 +95,12 @@ def photograph_cosines(features: ClipFeatures, crops_each: int = 8) -> dict[str,
     for name, image in pictures.items():
         side = int(min(image.shape[:2]) * CROP)
         room = (image.shape[0] - side, image.shape[1] - side)
-        places = [(room[0] * i // (crops_each - 1), room[1] * i // (crops_each - 1)) for i in range(crops_each)]
+        places = [
+            (room[0] * i // (crops_each - 1), room[1] * i // (crops_each - 1)) for i in range(crops_each)
+        ]
         vectors[name] = features.pictures(
-            Image.fromarray(np.ascontiguousarray(image[top : top + side, left : left + side])) for top, left in places
+            Image.fromarray(np.ascontiguousarray(image[top : top + side, left : left + side]))
+            for top, left in places
         )
     same = [(v @ v.T)[~torch.eye(crops_each, dtype=torch.bool)].mean().item() for v in vectors.values()]
     names = list(vectors)
@@ -147,13 +152,17 @@ def measure(folder: Path, cache: str, fid_images: int) -> tuple[dict[str, Any], 
 
 
 def mismatched(texts: Float[Tensor, "n d"], vectors: Float[Tensor, "n d"]) -> float:
-    """Mean cosine of each picture with every caption but its own: what shuffling the captions gives on average."""
+    """Mean cosine of each picture with every caption but its own: what shuffling the captions gives on
+    average.
+    """
     cosines = texts @ vectors.T
     return ((cosines.sum() - cosines.diagonal().sum()) / (cosines.numel() - len(cosines))).item()
 
 
 def fid(model: StableDiffusion, features: ClipFeatures, train: OpenMoji, count: int) -> float:
-    """Fréchet distance in the shipped CLIP's image space: `count` pictures of seeded training captions against all of them."""
+    """Fréchet distance in the shipped CLIP's image space: `count` pictures of seeded training captions
+    against all of them.
+    """
     captions = train.captions()
     chosen = np.random.default_rng(0).choice(len(captions), count, replace=False)
     drawn = (
@@ -197,17 +206,30 @@ def draw_sheet(sheets: dict[str, list[Image.Image]], count: int = 40, columns: i
     return sheet(rows, [*labels, "real", "through\nthe VAE"])
 
 
+def count_parameters(folder: Path) -> int:
+    """Numbers in a part's weights."""
+    return sum(t.numel() for path in folder.glob("*.safetensors") for t in load_file(path).values())
+
+
 def write_card(folder: Path, figures: dict[str, Any]) -> None:
     """`README.md`, `metrics.json` and the attribution, beside the weights."""
     template = files("lit_sd").joinpath("assets/openmoji_card.md").read_text()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
-    numbers = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in figures.items()}
+    numbers = {
+        name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in figures.items()
+    }
     parameters = {
-        f"parameters_{part}": f"{sum(t.numel() for f in (folder / part).glob('*.safetensors') for t in load_file(f).values()) / 1e6:.1f}"
+        f"parameters_{part}": f"{count_parameters(folder / part) / 1e6:.1f}"
         for part in ("unet", "vae", "text_encoder", "clip")
     }
     text = template.format(
-        **numbers, **parameters, size=f"{size:.0f}", steps=STEPS, guidance=GUIDANCE, holdout=len(read_holdout()), last_seed=len(read_holdout()) - 1
+        **numbers,
+        **parameters,
+        size=f"{size:.0f}",
+        steps=STEPS,
+        guidance=GUIDANCE,
+        holdout=len(read_holdout()),
+        last_seed=len(read_holdout()) - 1,
     )
     (folder / "README.md").write_text(text)
     (folder / "metrics.json").write_text(json.dumps(figures, indent=1) + "\n")

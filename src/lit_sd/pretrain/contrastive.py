@@ -1,4 +1,6 @@
-"""Stage two of a base from nothing: a CLIP, whose text tower conditions the UNet and whose image tower measures pictures."""
+"""Stage two of a base from nothing: a CLIP, whose text tower conditions the UNet and whose image tower
+measures pictures.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,7 +25,8 @@ MEAN = STD = (0.5, 0.5, 0.5)
 
 
 def multi_positive(logits: Float[Tensor, "b n"], positive: Bool[Tensor, "b n"]) -> Float[Tensor, " b"]:
-    """Cross-entropy against the uniform distribution over each row's positives (Khosla et al. 2020, arXiv:2004.11362, eq. 2).
+    """Cross-entropy against the uniform distribution over each row's positives (Khosla et al. 2020,
+    arXiv:2004.11362, eq. 2).
 
     A row without positives has loss 0.
     """
@@ -34,7 +37,8 @@ def multi_positive(logits: Float[Tensor, "b n"], positive: Bool[Tensor, "b n"]) 
 def contrastive_losses(
     images: Float[Tensor, "b d"], texts: Float[Tensor, "b d"], scale: Tensor, same: Bool[Tensor, "b b"]
 ) -> dict[str, Float[Tensor, " b"]]:
-    """CLIP's symmetric loss (Radford et al. 2021, arXiv:2103.00020, fig. 3), and one between pictures of the same caption.
+    """CLIP's symmetric loss (Radford et al. 2021, arXiv:2103.00020, fig. 3), and one between pictures of
+    the same caption.
 
     Args:
         images, texts: unit vectors.
@@ -51,7 +55,9 @@ def contrastive_losses(
 
 
 def jitter(pixels: Pixels, amount: float, generator: torch.Generator) -> Pixels:
-    """Each picture shifted, scaled and turned a little, white where nothing is left; `amount` 0.1 is up to a tenth and 6 degrees."""
+    """Each picture shifted, scaled and turned a little, white where nothing is left; `amount` 0.1 is up to
+    a tenth and 6 degrees.
+    """
     b = len(pixels)
     draw = torch.rand(b, 4, generator=generator) * 2 - 1
     angle, size = draw[:, 0] * amount, 1 + draw[:, 1] * amount
@@ -67,7 +73,8 @@ class ContrastiveModule(Trainable):
     Args:
         model: the CLIP and its tokenizer.
         optimizer, scheduler, seed: as `Trainable`.
-        image_weight: weight of the loss between pictures of one caption, which keeps photographs apart from one another.
+        image_weight: weight of the loss between pictures of one caption, which keeps photographs apart from
+            one another.
         jitter: amount of shift, scale and turn, see `jitter`.
     """
 
@@ -91,7 +98,11 @@ class ContrastiveModule(Trainable):
         named = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
         return [
             {"name": "matrices", "params": [p for _, p in named if p.ndim > 1]},
-            {"name": "gains, biases and temperature", "params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
+            {
+                "name": "gains, biases and temperature",
+                "params": [p for _, p in named if p.ndim <= 1],
+                "weight_decay": 0.0,
+            },
         ]
 
     def embed(self, pixels: Pixels, captions: list[str]) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b d"]]:
@@ -108,7 +119,9 @@ class ContrastiveModule(Trainable):
         scale = self.model.logit_scale.exp().clamp(max=100)
         parts = contrastive_losses(images, texts, scale, label[:, None] == label[None])
         losses = parts["text"] + self.image_weight * parts["image"]
-        self.record = StepRecord(batch["ids"], losses.detach(), None, {"images": images.detach(), "texts": texts.detach()})
+        self.record = StepRecord(
+            batch["ids"], losses.detach(), None, {"images": images.detach(), "texts": texts.detach()}
+        )
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
@@ -134,7 +147,10 @@ class ContrastiveModule(Trainable):
         self.model.save_pretrained(folder / "clip")
         self.tokenizer.save_pretrained(folder / "clip")
         CLIPImageProcessor(
-            size={"shortest_edge": size}, crop_size={"height": size, "width": size}, image_mean=MEAN, image_std=STD
+            size={"shortest_edge": size},
+            crop_size={"height": size, "width": size},
+            image_mean=MEAN,
+            image_std=STD,
         ).save_pretrained(folder / "clip")
         text_encoder(self.model).save_pretrained(folder / "text_encoder")
         self.tokenizer.save_pretrained(folder / "tokenizer")
@@ -147,7 +163,9 @@ def text_encoder(model: CLIPModel) -> CLIPTextModel:
         encoder = CLIPTextModel(model.config.text_config)
     own = encoder.state_dict()
     weights = model.state_dict()
-    encoder.load_state_dict({name: weights[name if name.startswith("text_model.") else f"text_model.{name}"] for name in own})
+    encoder.load_state_dict(
+        {name: weights[name if name.startswith("text_model.") else f"text_model.{name}"] for name in own}
+    )
     return encoder
 
 
@@ -159,7 +177,14 @@ class TokenizedCLIP(NamedTuple):
 
 
 def new_clip(
-    tokenizer: CLIPTokenizer, *, size: int, patch: int, width: int, image_layers: int, text_layers: int, dim: int
+    tokenizer: CLIPTokenizer,
+    *,
+    size: int,
+    patch: int,
+    width: int,
+    image_layers: int,
+    text_layers: int,
+    dim: int,
 ) -> TokenizedCLIP:
     """A CLIP with random weights.
 
