@@ -28,6 +28,8 @@ class ClipFeatures(nn.Module):
     def __init__(self, model: Any, tokenizer: Any, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
         self.size: int = model.config.vision_config.image_size
@@ -100,7 +102,7 @@ def recall_at(similarity: Float[Tensor, "n n"], k: int) -> float:
     return ((similarity >= own).sum(1) <= k).float().mean().item()
 
 
-def frechet_distance(features: nn.Module, real: Iterable[Tensor], generated: Iterable[Tensor]) -> float:
+def frechet_distance(features: Any, real: Iterable[Tensor], generated: Iterable[Tensor]) -> float:
     """Fréchet distance between two sets of pictures (Heusel et al. 2017, arXiv:1706.08500, eq. 6), through
     torchmetrics.
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.torch
@@ -32,16 +34,23 @@ def save_folder(model: StableDiffusion, folder: Path, dtype: torch.dtype | None 
         raise FileExistsError(
             f"{folder} holds something that is no model, and is not overwritten; choose another folder"
         )
+    with written_aside(folder) as aside:
+        with quiet():
+            model.pipeline().save_pretrained(aside)
+        for path in sorted(aside.glob("*/*.safetensors")):
+            _rewrite(path, dtype)
+    return folder
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` to write to; it takes that one's place unless something is raised."""
     aside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    with quiet():
-        model.pipeline().save_pretrained(aside)
-    for path in sorted(aside.glob("*/*.safetensors")):
-        _rewrite(path, dtype)
-    if folder.exists():
-        shutil.rmtree(folder)
+    aside.mkdir(parents=True)
+    yield aside
+    shutil.rmtree(folder, ignore_errors=True)
     os.replace(aside, folder)
-    return folder
 
 
 def save_single_file(model: StableDiffusion, path: Path, dtype: torch.dtype | None = None) -> Path:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_sd.models.saving import written_aside
 from lit_sd.trainable import StepRecord, Trainable
 from lit_sd.types import Batch, Pixels
 
@@ -70,7 +72,7 @@ class AutoencoderModule(Trainable):
         compile: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, seed)
-        self.model = model
+        self.model: Any = model
         self.weights = {"pixel": 1.0, "edge": edge_weight, "colour": colour_weight}
         self.kl_weight, self.recolour, self.crop = kl_weight, recolour, crop
         self._reconstruct = torch.compile(self.reconstruct) if compile else self.reconstruct
@@ -134,10 +136,10 @@ class AutoencoderModule(Trainable):
         pictures.
         """
         vae = copy.deepcopy(self.model).eval()
-        standardise(
-            vae, (batch["pixels"] for batch in islice(self.trainer.train_dataloader, MEASURED_BATCHES))
-        )
-        vae.save_pretrained(folder / "vae")
+        batches: Any = self.trainer.train_dataloader
+        standardise(vae, (batch["pixels"] for batch in islice(batches, MEASURED_BATCHES)))
+        with written_aside(folder / "vae") as aside:
+            vae.save_pretrained(aside)
         return [folder / "vae"]
 
 
@@ -166,7 +168,7 @@ def new_autoencoder(
 
 
 @torch.no_grad()
-def standardise(vae: AutoencoderKL, pictures: Iterable[Tensor]) -> None:
+def standardise(vae: Any, pictures: Iterable[Tensor]) -> None:
     """Fold the latents' mean and standard deviation per channel into the 1 x 1 convolutions beside them, in
     place.
 

@@ -61,7 +61,7 @@ def ship(base: Path, target: Path) -> None:
     shutil.copy2(base / "pipeline/model_index.json", target / "model_index.json")
 
 
-def batched(items: Sequence, size: int) -> Iterator[Sequence]:
+def batched(items: Any, size: int) -> Iterator[Any]:
     """`items` in order, `size` at a time."""
     return (items[start : start + size] for start in range(0, len(items), size))
 

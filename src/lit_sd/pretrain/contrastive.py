@@ -5,7 +5,7 @@ measures pictures.
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextModel, CLIPTokenizer
 
 from lit_sd.metrics import recall_at
+from lit_sd.models.saving import written_aside
 from lit_sd.randomness import isolated
 from lit_sd.trainable import StepRecord, Trainable
 from lit_sd.types import Batch, Pixels
@@ -89,7 +90,8 @@ class ContrastiveModule(Trainable):
         jitter: float,
     ) -> None:
         super().__init__(optimizer, scheduler, seed)
-        self.model, self.tokenizer = model
+        self.model: Any = model.model
+        self.tokenizer = model.tokenizer
         self.image_weight, self.jitter = image_weight, jitter
         self._held: list[tuple[Tensor, Tensor]] = []
 
@@ -135,7 +137,8 @@ class ContrastiveModule(Trainable):
         images, texts = (torch.cat(parts) for parts in zip(*self._held, strict=True))
         self._held.clear()
         if self.trainer.world_size > 1:
-            images, texts = (self.all_gather(x).flatten(0, 1) for x in (images, texts))
+            gathered: Any = self.all_gather((images, texts))
+            images, texts = (x.flatten(0, 1) for x in gathered)
         similarity = texts @ images.T
         for k in (1, 10):
             self.log(f"val/recall_at_{k}", recall_at(similarity, k), prog_bar=True, sync_dist=True)
@@ -144,20 +147,25 @@ class ContrastiveModule(Trainable):
     def export(self, folder: Path) -> list[Path]:
         """Write `clip/`, and `text_encoder/` and `tokenizer/` as a Stable Diffusion pipeline has them."""
         size = self.model.config.vision_config.image_size
-        self.model.save_pretrained(folder / "clip")
-        self.tokenizer.save_pretrained(folder / "clip")
-        CLIPImageProcessor(
+        processor = CLIPImageProcessor(
             size={"shortest_edge": size},
             crop_size={"height": size, "width": size},
             image_mean=MEAN,
             image_std=STD,
-        ).save_pretrained(folder / "clip")
-        text_encoder(self.model).save_pretrained(folder / "text_encoder")
-        self.tokenizer.save_pretrained(folder / "tokenizer")
-        return [folder / name for name in ("clip", "text_encoder", "tokenizer")]
+        )
+        parts: dict[str, list[Any]] = {
+            "clip": [self.model, self.tokenizer, processor],
+            "text_encoder": [text_encoder(self.model)],
+            "tokenizer": [self.tokenizer],
+        }
+        for name, objects in parts.items():
+            with written_aside(folder / name) as aside:
+                for thing in objects:
+                    thing.save_pretrained(aside)
+        return [folder / name for name in parts]
 
 
-def text_encoder(model: CLIPModel) -> CLIPTextModel:
+def text_encoder(model: Any) -> CLIPTextModel:
     """The text tower alone, as Stable Diffusion pipelines take it; a copy."""
     with isolated():
         encoder = CLIPTextModel(model.config.text_config)
@@ -195,7 +203,7 @@ def new_clip(
         image_layers, text_layers: layers of the towers.
         dim: features of the common space.
     """
-    shared = {
+    shared: dict[str, Any] = {
         "hidden_size": width,
         "intermediate_size": 4 * width,
         "num_attention_heads": width // 64,

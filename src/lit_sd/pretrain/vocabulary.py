@@ -7,6 +7,7 @@ as GPT-2 has them); words of the captions become one token each where they are f
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
@@ -48,7 +49,7 @@ def learn_vocabulary(captions: Iterable[str], size: int) -> CLIPTokenizer:
         ),
     )
     with TemporaryDirectory() as folder:
-        merges = [tuple(line.split()) for line in _merges_of(learner, Path(folder))]
+        merges: Any = [tuple(line.split()) for line in _merges_of(learner, Path(folder))]
     tokens = [
         *alphabet,
         *(letter + "</w>" for letter in alphabet),
