@@ -19,6 +19,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from lit_sd.data.folder import FolderSource
 from lit_sd.generate import generate
 from lit_sd.metrics import ClipFeatures, mean_cosine
 from lit_sd.models.loading import load
@@ -64,7 +65,8 @@ def main() -> None:
     features = ClipFeatures.from_folder(Path(str(files("lit_sd").joinpath("assets/openmoji/clip"))))
     runs = {run.name: rebuild(run / "checkpoints" / "last.ckpt") for run in args.runs}
     cfg = next(iter(runs.values())).cfg
-    photos = [Image.open(path).convert("RGB") for path in sorted(Path(cfg.data.root).glob("*.png"))]
+    source = FolderSource(cfg.data.root, prompt=cfg.data.prompt)
+    photos = [source.load(i)[0] for i in range(len(source))]
     models = {"before": load(cfg.model.path)} | {name: found.module.model for name, found in runs.items()}
     rows: list[list[Image.Image]] = [
         [photo.resize((SIZE, SIZE), Image.Resampling.LANCZOS) for photo in photos]

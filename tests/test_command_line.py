@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from lit_sd.command_line import CommandLine
 from lit_sd.config import ConfigError
@@ -46,6 +48,9 @@ def faults(
         ("seed=1,2", "seed=1,2: several values need -m"),
         ("foo bar", "foo bar: not of the form key=value"),
         ("data.prompt=5", "data.prompt: expected str or null, got int 5"),
+        ("callbacks.samples.seeds=[0,a]", "callbacks.samples.seeds[1]: expected int, got str 'a'"),
+        ("optimizer.betas=[0.9,x]", "optimizer.betas[1]: expected float"),
+        ("callbacks.checkpoint.mode=mni", "expected one of max, min, got str 'mni'; nearest: min"),
     ],
 )
 def test_one_misspelt_word(override: str, expected: str) -> None:
@@ -127,9 +132,26 @@ def test_evaluation_has_its_own_names() -> None:
     told = faults("ckp=x", "sampling.stepz=3", "seeds=3", name="evaluate")
     assert any(line.startswith("ckp=x: no such group or key; nearest: ckpt") for line in told)
     assert "sampling.stepz: no such key; nearest: sampling.steps" in told
-    assert "seeds: expected list, got int 3" in told
+    assert "seeds: expected list of int, got int 3" in told
     assert "ckpt: needs a value; give ckpt=…" in told
     assert faults("ckpt=x", "data.val_root=y", "trainer.devices=2", name="evaluate") == []
+
+
+def test_an_evaluations_changes_are_checked_against_the_runs_own_config(tmp_path: Path) -> None:
+    """As early as the rest, where `config.yaml` lies in the run's folder."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        OmegaConf.save(compose("train", overrides=["data.root=photos"]), tmp_path / "config.yaml")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    wrong = ["data.val_rot=y", "trainer.devcs=2", "model.dtype=float33"]
+    for place in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "last.ckpt"):
+        told = faults(f"ckpt={place}", *wrong, name="evaluate")
+        assert len(told) == 3
+        assert any("data.val_rot: no such key" in line and "data.val_root" in line for line in told)
+        assert any(line.endswith("nearest: trainer.devices") for line in told)
+        assert any(line.startswith("model.dtype: expected one of") for line in told)
+        assert faults(f"ckpt={place}", "data.val_root=y", "trainer.devices=2", name="evaluate") == []
+    assert faults(f"ckpt={tmp_path.parent}", *wrong, name="evaluate") == []
 
 
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])

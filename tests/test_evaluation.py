@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from finished_run import composed, made_run, photos  # noqa: F401
 from PIL import Image
 
+from lit_sd import run
+from lit_sd.config import ConfigError
 from lit_sd.evaluation import draw_from_run, evaluate, slug
+from lit_sd.run import make, rebuild
 from lit_sd.trainable import read_checkpoint
 
 
@@ -36,8 +40,22 @@ def test_two_evaluations_are_equal_and_a_worse_model_is_told_from_a_better(
     first, again = (judged(finished_run, tmp_path / name, *quick)["val/loss"] for name in "ab")
     assert first == again
     raw = judged(finished_run, tmp_path / "c", *quick, "averaged=false")["val/loss"]
-    assert raw != first, "the average was not used"
+    assert raw == pytest.approx(loss_by_hand(finished_run, averaged=False), rel=1e-6)
+    assert first == pytest.approx(loss_by_hand(finished_run, averaged=True), rel=1e-6)
+    assert raw != first
     assert not (tmp_path / "a" / "samples").exists() or not list((tmp_path / "a" / "samples").iterdir())
+
+
+def loss_by_hand(run: Path, averaged: bool) -> float:
+    """The mean over the strata of timesteps, without a Trainer and with the average put in by name."""
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    rebuilt = rebuild(run / "checkpoints" / "last.ckpt", averaged=False)
+    if averaged:
+        rebuilt.module.load_state_dict(checkpoint["ema"]["average"], strict=False)
+    data = make(rebuilt.cfg.data)
+    data.check()
+    totals = sum(rebuilt.module.fixed_losses(batch) for batch in data.val_dataloader())
+    return (totals[:, 0] / totals[:, 1]).mean().item()
 
 
 def test_it_judges_on_other_images_if_asked(finished_run: Path, tmp_path: Path) -> None:
@@ -49,14 +67,15 @@ def test_it_judges_on_other_images_if_asked(finished_run: Path, tmp_path: Path) 
 
 
 def test_without_its_images_it_still_draws_and_says_so(finished_run: Path, tmp_path: Path, capsys) -> None:
-    import torch
-
     checkpoint = read_checkpoint(finished_run / "checkpoints" / "last.ckpt")
     checkpoint["config"]["data"] |= {"root": str(tmp_path / "gone"), "val_root": str(tmp_path / "gone too")}
     torch.save(checkpoint, tmp_path / "moved.ckpt")
-    metrics = judged(tmp_path / "moved.ckpt", tmp_path / "out", "seeds=[7]")
+    # nothing to validate, so no second process is started: this one draws all
+    several = ["trainer.devices=2", "trainer.strategy=ddp"]
+    metrics = judged(tmp_path / "moved.ckpt", tmp_path / "out", "seeds=[7,8]", *several)
     assert metrics == {"step": 2}
-    assert [path.name for path in (tmp_path / "out" / "samples").iterdir()] == ["a-cat_0007.png"]
+    names = sorted(path.name for path in (tmp_path / "out" / "samples").iterdir())
+    assert names == ["a-cat_0007.png", "a-cat_0008.png"]
     assert "held-out loss is left out" in capsys.readouterr().out
 
 
@@ -71,6 +90,27 @@ def test_a_picture_belongs_to_its_prompt_and_seed(finished_run: Path, tmp_path: 
         "a-dog_0004.png",
     ]
     assert (np.asarray(Image.open(many[3])) == np.asarray(Image.open(one[0]))).all()
+
+
+@pytest.mark.parametrize("available", [False, True])
+def test_the_process_is_made_ready_as_for_training(
+    finished_run: Path, tmp_path: Path, monkeypatch, available
+):
+    class ReadyError(Exception):
+        pass
+
+    def reached() -> bool:
+        raise ReadyError
+
+    monkeypatch.setattr(run, "keep_freed_memory", reached)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
+    for use in (
+        lambda: judged(tmp_path / "none", tmp_path / "out"),
+        lambda: draw_from_run(finished_run / "none", ["a cat"], [0], {}),
+    ):
+        # with an accelerator there is nothing to do, and each goes on to what it lacks here
+        with pytest.raises(ConfigError if available else ReadyError):
+            use()
 
 
 @pytest.mark.parametrize(

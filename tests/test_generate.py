@@ -91,16 +91,22 @@ def test_every_scheduler_draws(tiny_model, name):
     assert np.asarray(picture).std() > 1
 
 
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
 @pytest.mark.parametrize("name", ["ddim", "euler", "dpmpp_2m", "unipc"])
-def test_an_oracle_is_sampled_back_to_the_picture(tiny_model, name):
-    """A network that knows the clean latents must lead every scheduler to them."""
+def test_an_oracle_is_sampled_back_to_the_picture(tiny_model, name, prediction):
+    """A network that knows the clean latents must lead every scheduler to them, whatever it is trained to
+    tell of them.
+    """
     model = tiny_model("sd15")
+    model.train_as(prediction)
     clean = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(9))
     abar = model.noise_schedule().abar
 
     def oracle(noisy, t, cond, **extra):
         a = abar[t.long()].view(-1, 1, 1, 1).float()
-        return (noisy - a.sqrt() * clean) / (1 - a).sqrt()
+        eps = (noisy - a.sqrt() * clean) / (1 - a).sqrt()
+        v = a.sqrt() * eps - (1 - a).sqrt() * clean
+        return {"epsilon": eps, "v_prediction": v, "sample": clean.expand_as(noisy)}[prediction]
 
     model.predict = oracle
     (got,) = pixels(generate(model, ["x"], [0], steps=20, guidance=1, scheduler=name))

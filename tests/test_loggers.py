@@ -7,6 +7,8 @@ import pytest
 
 from lit_sd import loggers
 
+DEFAULTS = {"project": "p", "name": None, "offline": None, "tags": [], "group": None}
+
 
 @pytest.fixture
 def library(monkeypatch, tmp_path):
@@ -75,11 +77,48 @@ def test_real_library_has_what_is_asked(monkeypatch):
     __import__("wandb").teardown()  # else later tests of this process would be online
 
 
-@pytest.mark.parametrize("mode", ["offline", "disabled", "dryrun"])
-def test_mode_comes_first(library, monkeypatch, mode):
+@pytest.mark.parametrize(
+    ("asked", "mode"),
+    [("online", "online"), ("offline", "offline"), ("disabled", "disabled"), ("dryrun", "offline")],
+)
+def test_the_users_mode_comes_first_and_is_not_explained(
+    library, monkeypatch, tmp_path, capsys, caplog, asked, mode
+):
+    """Key and network are not looked at, and the mode is not said to come from there."""
     library.settings.api_key = "x" * 40
-    monkeypatch.setenv("WANDB_MODE", mode)
-    assert not loggers.reachable()
+    monkeypatch.setattr(loggers.socket, "create_connection", refuse)
+    monkeypatch.setenv("WANDB_MODE", asked)
+    made = logger_of(tmp_path, monkeypatch)
+    assert made["mode"] == mode
+    assert made["offline"] == (mode == "offline")
+    assert "no key" not in caplog.text + capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("key", "mode"), [(None, "offline"), ("x" * 40, "online")])
+def test_without_one_key_and_network_decide(library, monkeypatch, tmp_path, key, mode):
+    library.settings.api_key = key
+    told = []
+    monkeypatch.setattr(loggers, "rank_zero_info", told.append)
+    connected = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(loggers.socket, "create_connection", lambda address, timeout: connected)
+    assert logger_of(tmp_path, monkeypatch)["mode"] == mode
+    assert [line.split(",")[0] for line in told] == (
+        ["W&B: no key or no network"] if mode == "offline" else []
+    )
+
+
+@pytest.mark.parametrize(("offline", "mode"), [(True, "offline"), (False, "online")])
+def test_the_config_wins_over_all(library, monkeypatch, tmp_path, offline, mode):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert logger_of(tmp_path, monkeypatch, offline=offline)["mode"] == mode
+
+
+def logger_of(folder, monkeypatch, **options):
+    """What Lightning's logger is made with."""
+    made = {}
+    monkeypatch.setattr(loggers.WandbLogger, "__init__", lambda self, **given: made.update(given))
+    loggers.wandb(folder, **DEFAULTS | options)
+    return made
 
 
 def test_each_job_has_a_run_of_its_own(library):
@@ -89,8 +128,9 @@ def test_each_job_has_a_run_of_its_own(library):
 
 
 def test_logs_offline(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setattr(loggers, "reachable", lambda: False)
-    logger = loggers.wandb(tmp_path / "job", project="p", tags=["t"])
+    logger = loggers.wandb(tmp_path / "job", **DEFAULTS | {"tags": ["t"]})
     logger.log_metrics({"loss": 1.0}, step=1)
     assert logger.experiment.offline
     assert logger.experiment.name == "job"

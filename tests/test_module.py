@@ -3,18 +3,31 @@ touch.
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import lightning
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from peft import LoraConfig
-from tiny_runs import FewWeights, everything, images, module_of, trained, trainer_of, write_images
+from tiny_runs import (
+    FewWeights,
+    ema_of,
+    everything,
+    images,
+    module_of,
+    samples_of,
+    saver_of,
+    trained,
+    trainer_of,
+    write_images,
+)
 from torch.optim import SGD
 
 from lit_sd import schedules
 from lit_sd.adapters.full import Full
 from lit_sd.adapters.peft import Peft
-from lit_sd.callbacks import EMA, Checkpoints, Samples
 from lit_sd.objectives import Objective
 from lit_sd.randomness import Draws
 from lit_sd.trainable import plain, read_checkpoint, restore, trainable_state
@@ -136,6 +149,33 @@ class TestCache:
         assert module._text_cache() is None
         assert module_of(tiny_model(), cache_mb=16)._text_cache() is not None
 
+    def test_chunked_captions_are_encoded_together(self, tiny_model, tmp_path, root):
+        """Of different lengths, alone they would not make one batch."""
+        (root / "00.txt").write_text("cat " * 100)
+        module = module_of(tiny_model(caption_chunks=3), cache_mb=16)
+        trainer_of(tmp_path, max_epochs=2).fit(module, images(root, batch_size=5))
+        assert module.trainer.global_step == 4
+
+
+class TestPrediction:
+    """An objective that overrides what the base predicts changes what is sampled and exported, too."""
+
+    def test_after_training_and_after_loading(self, tiny_model, tmp_path, root, caplog):
+        module = module_of(tiny_model(), objective=Objective(prediction="v_prediction"))
+        before = np.asarray(module.sample(["a cat"], [0], steps=2)[0])
+        assert module.model.scheduler.config.prediction_type == "epsilon"
+        saver = saver_of(tmp_path / "ckpt", every_n_steps=1)
+        trainer_of(tmp_path, saver, max_steps=1, checkpointing=True).fit(module, images(root))
+        assert "trained, sampled and exported as v_prediction" in caplog.text
+        again = module_of(tiny_model(), objective=Objective(prediction="v_prediction"))
+        restore(again, read_checkpoint(tmp_path / "ckpt" / "last.ckpt"))
+        for learned in (module, again):
+            assert learned.model.scheduler.config.prediction_type == "v_prediction"
+            assert learned.schedule.prediction == "v_prediction"
+            assert learned.model.pipeline().scheduler.config.prediction_type == "v_prediction"
+        after = np.asarray(again.sample(["a cat"], [0], steps=2)[0])
+        assert np.abs(after.astype(int) - before).mean() > 1
+
 
 class TestOptimizer:
     def test_groups_by_component_with_their_own_rates(self, tiny_model, tmp_path):
@@ -197,7 +237,7 @@ class TestOptimizer:
         )
         trainer = trainer_of(
             tmp_path,
-            Samples(tmp_path, ["a"], [0], every_n_steps=1, steps=1),
+            samples_of(tmp_path, ["a"], [0], every_n_steps=1, steps=1),
             max_steps=2,
             val_check_interval=1,
         )
@@ -215,7 +255,7 @@ class TestCheckpoint:
         module = module_of(tiny_model(), self.lora())
         module.config = {"model": {"path": "x"}, "sizes": [1, 2.5, None, True]}
         trainer = trainer_of(
-            tmp_path, EMA(0.5, warmup=False), Checkpoints(tmp_path / "c"), max_steps=2, checkpointing=True
+            tmp_path, ema_of(0.5, warmup=False), saver_of(tmp_path / "c"), max_steps=2, checkpointing=True
         )
         trainer.fit(module, images(root))
         return module, tmp_path / "c" / "last.ckpt"
@@ -377,10 +417,10 @@ def test_watching_does_not_change_training(tiny_model, tmp_path, root):
     """Contract 8, F36: equal weights, whatever is evaluated, drawn or logged meanwhile."""
     ends = {}
     for name, (options, extra) in SIDE_EFFECTS.items():
-        callbacks = [EMA(0.9)] if "ema" in extra else []
+        callbacks = [ema_of(0.9)] if "ema" in extra else []
         if "samples" in extra:
             callbacks.append(
-                Samples(
+                samples_of(
                     tmp_path / name, ["a cat"], [1], every_n_steps=1, at_start=True, steps=1, guidance=2.0
                 )
             )
@@ -410,3 +450,35 @@ def test_gradients_of_a_fused_optimizer_are_clipped(tiny_model, tmp_path, root, 
     trainer_of(tmp_path, max_steps=1, gradient_clip_val=1e-3, precision=precision).fit(module, images(root))
     moved = torch.cat([(p - before[name]).flatten() for name, p in trained(module).items()])
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "algorithm", "moved"), [(1.0, "norm", [0.6, 0.8]), (3.5, "value", [3.0, 3.5])]
+)
+def test_gradients_of_a_fused_optimizer_are_clipped_after_the_loss_scaling_is_undone(
+    tiny_model, value, algorithm, moved
+):
+    """As 16-mixed does it, which Lightning runs on GPUs alone: gradients of (3, 4), scaled by 1024."""
+    module = module_of(tiny_model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    module.trainer = SimpleNamespace(precision_plugin=MixedPrecision("16-mixed", "cpu", scaler))
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = SGD([weight], lr=1.0, fused=True)
+    for factor in (1.0, float("inf")):  # the second update is skipped, as it overflowed
+        optimizer.zero_grad()
+        scaler.scale((weight * torch.tensor([3.0, 4.0]) * factor).sum()).backward()
+        module.configure_gradient_clipping(optimizer, value, algorithm)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (-weight).tolist() == pytest.approx(moved, rel=1e-5)
+
+
+def test_the_record_of_a_step_holds_no_pictures(tiny_model):
+    """Up to twenty wait on an accelerator; a flag for each example tells where a NaN began."""
+    module, batch = module_of(tiny_model()), batch_of(3)
+    batch["pixels"][1, 0, 5, 5] = float("nan")
+    with torch.no_grad():
+        module.training_step(batch, 0)
+    assert module.record.parts["pixels"].tolist() == [True, False, True]
+    assert module.record.parts["latents"].tolist() == [True, False, True]
+    assert module.record.losses.isfinite().tolist() == [True, False, True]

@@ -156,13 +156,13 @@ TWO_RANKS = """
         def generate(prompts, seeds):
             made.extend(seeds)
             return [Image.new("RGB", (4, 4), (9, 9, seed)) for seed in seeds]
-        paths = make_prior_images(generate, folder, "a cat", 5, "base", rank, 2)
+        paths = make_prior_images(generate, folder, "a cat", 5, "base", rank=rank, world_size=2)
         def broken(prompts, seeds):
             if rank == 1:
                 raise OSError("no space")
             return generate(prompts, seeds)
         try:
-            make_prior_images(broken, folder, "a dog", 4, "base", rank, 2)
+            make_prior_images(broken, folder, "a dog", 4, "base", rank=rank, world_size=2)
             failure = "none"
         except (OSError, RuntimeError) as error:
             failure = f"{type(error).__name__}: {error}"

@@ -51,7 +51,7 @@ def test_make_has_the_target(line: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     job = {"demo": "train.py experiment=dreambooth_cat", "test": "-m pytest", "check": "ruff check ."}
-    assert job.get(line.split()[1], "pip install -q -c constraints.txt -e") in done.stdout
+    assert job.get(line.split()[1], "pip install -c constraints.txt -e") in done.stdout
 
 
 def test_make_installs_once(tmp_path: Path) -> None:
@@ -71,6 +71,21 @@ def test_make_installs_once(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "'.[demo]'" in done.stdout
     assert "[dev]" not in done.stdout
+
+
+def test_half_an_environment_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    """Where `python -m venv` fails after it has written bin/python, as it does without ensurepip."""
+    python, venv = tmp_path / "python", tmp_path / "venv"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nmkdir -p {venv}/bin; touch {venv}/bin/python\nexit 1\n'
+    )
+    python.chmod(0o755)
+    command = ["make", "install", f"VENV={venv}", f"PYTHON={python}"]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert f"{python} -m venv" in done.stdout, "the environment was not made again"
+        assert not (venv / "bin" / "python").exists()
 
 
 def test_help_names_every_target() -> None:

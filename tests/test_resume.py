@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
-
-from lit_sd.callbacks import EMA, Checkpoints
+from tiny_runs import Snapshots, assert_same, ema_of, images, module_of, saver_of, trainer_of, write_images
 
 
 class CutError(Exception):
@@ -30,10 +28,10 @@ def run(tmp_path, tiny_model):
     def run(name, cut=None, ckpt=None, *, ema=True, data=None, every=1, task=None, **options):
         module = module_of(tiny_model("sd15"), **(task or {}))
         cutter = Cutter(cut)
-        saver = Checkpoints(tmp_path / name, every_n_steps=every, keep=-1)
+        saver = saver_of(tmp_path / name, every_n_steps=every, keep=-1)
         trainer = trainer_of(
             tmp_path,
-            *([EMA(0.9)] if ema else []),
+            *([ema_of(0.9)] if ema else []),
             cutter,
             saver,
             **{"max_steps": 10, "checkpointing": True, **options},

@@ -1,5 +1,6 @@
 """From a config to a trained run: paths, seeds, order of checks, sweeps on several processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from finished_run import ROOT, composed, made_run, photos, tiny  # noqa: F401
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
+from lit_sd import prior
 from lit_sd import run as running
+from lit_sd.callbacks import Checkpoints
 from lit_sd.config import ConfigError
-from lit_sd.run import build, checkpoint_in, rebuild, settle, targets, train
+from lit_sd.places import checkpoint_in
+from lit_sd.run import build, rebuild, settle, train
 from lit_sd.trainable import read_checkpoint
 
 
@@ -52,6 +55,17 @@ def test_a_hub_name_stays_a_name(monkeypatch) -> None:
     )
 
 
+def test_shipped_names_stay_names_whatever_lies_in_the_launch_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("openmoji", "sdxl"):
+        (tmp_path / name).mkdir()
+    asked = ("data.root=x", "data.resolution=64")
+    cfg = settle(composed(*asked, "model.architecture=sdxl"))
+    assert (cfg.model.path, cfg.model.architecture) == ("openmoji", "sdxl")
+    cfg = settle(composed(*asked, "model.path=./openmoji", "model.architecture=./sdxl"))
+    assert (cfg.model.path, cfg.model.architecture) == (str(tmp_path / "openmoji"), str(tmp_path / "sdxl"))
+
+
 def test_settling_refuses_faults_and_does_not_change_what_it_was_given() -> None:
     cfg = composed("data.root=x")
     before = OmegaConf.to_container(cfg, resolve=False)
@@ -71,6 +85,34 @@ def test_a_wrong_folder_is_told_before_a_model_loads(tmp_path: Path, monkeypatch
     with pytest.raises(FileNotFoundError, match=r"data\.root"):
         build(cfg)
     assert not loaded
+
+
+def test_callbacks_are_built_before_the_model_too(tmp_path: Path, monkeypatch, tiny_model_dir) -> None:
+    monkeypatch.setattr(running, "build_module", lambda cfg: pytest.fail("the model was loaded"))
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "out")
+    for wrong, told in (("callbacks.checkpoint.keep=-5", "keep=-5"), ("trainer.strategy=ddq", "ddq")):
+        with pytest.raises(ValueError, match=told):
+            build(settle(composed(*small, wrong)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"), [([], 1), (["callbacks.checkpoint=null"], 0), (["debug=fdr"], 0)]
+)
+def test_lightning_adds_no_checkpoints_of_its_own(tmp_path: Path, tiny_model_dir, chosen, count) -> None:
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "out")
+    small = [text for text in small if not text.startswith("callbacks.samples.")]  # fdr has none
+    trainer = build(settle(composed(*small, "strategy=lora", *chosen))).trainer
+    assert len(trainer.checkpoint_callbacks) == count
+    assert all(isinstance(callback, Checkpoints) for callback in trainer.checkpoint_callbacks)
+
+
+def test_the_shortest_run_writes_nothing_but_its_log(tmp_path: Path, tiny_model_dir) -> None:
+    """debug=fdr says so."""
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "out")
+    small = [text for text in small if not text.startswith("callbacks.samples.")]
+    train(composed(*small, "strategy=lora", "data.val_share=0.3", "debug=fdr"))
+    names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert names <= {"plan.txt"}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -135,18 +177,41 @@ def test_a_checkpoints_config_may_not_call_just_anything(finished_run: Path, tmp
     assert rebuild(tmp_path / "foreign.ckpt", trust=True).module is not None
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"_target_": "lightning.pytorch.os.system", "command": "touch RAN"},
+        {
+            "_target_": "lit_sd.run.instantiate",
+            "config": {"_target_": "lit_sd.run.OmegaConf.create", "obj": "_target_: os.mkdir\npath: RAN"},
+        },
+        "${oc.create:'_target_: os.mkdir\npath: RAN'}",
+    ],
+    ids=["through a module", "in a text", "in an interpolation"],
+)
+def test_a_checkpoints_config_runs_nothing_hidden_in_it(finished_run: Path, tmp_path: Path, hidden) -> None:
+    """The first two pass a check of how the name begins."""
+    checkpoint = read_checkpoint(finished_run / "checkpoints" / "last.ckpt")
+    ran = tmp_path / "ran"
+    checkpoint["config"]["objective"]["weighting"] = json.loads(json.dumps(hidden).replace("RAN", str(ran)))
+    torch.save(checkpoint, tmp_path / "foreign.ckpt")
+    with pytest.raises(ConfigError, match="if you trust its author"):
+        rebuild(tmp_path / "foreign.ckpt")
+    assert not ran.exists()
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ConfigError, match="holds no config"):
         rebuild(tmp_path / "other.ckpt")
 
 
-def test_targets_are_found_at_any_depth() -> None:
-    nested = {"a": [{"_target_": "x.y", "b": {"_target_": "z"}}], "c": {"d": None}, "e": [1, "two"]}
-    assert targets(nested) == {"x.y", "z"}
+def class_images(folder: Path) -> dict[str, int]:
+    """Class images by name, and when they were made."""
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "cat-prior").glob("*.png")}
 
 
-def test_dreambooth_makes_the_missing_class_images_first(tmp_path: Path, tiny_model_dir) -> None:
+def test_dreambooth_makes_the_missing_class_images_first(tmp_path: Path, tiny_model_dir, capsys) -> None:
     root, out = photos(tmp_path / "cat"), tmp_path / "out"
     asked = [
         "strategy=dreambooth",
@@ -156,19 +221,36 @@ def test_dreambooth_makes_the_missing_class_images_first(tmp_path: Path, tiny_mo
     asked += ["data.prompt=a photo of sks cat", "data.class_prompt=a photo of cat", "data.num_class_images=3"]
     asked += ["data.prior_sampling={steps: 1, guidance: 1.0}"]
     train(composed(*asked))
-    made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cat-prior").glob("*.png")}
+    assert capsys.readouterr().out.count("images per update") == 2, "the plan was to be told first"
+    made = class_images(tmp_path)
     assert len(made) == 3
     train(composed(*asked, "data.num_class_images=4"))
-    now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cat-prior").glob("*.png")}
+    now = class_images(tmp_path)
     assert len(now) == 4
     assert made.items() <= now.items(), "images that were there were made again"
+    smaller = "data.prior_sampling={steps: 1, guidance: 1.0, batch_size: 1}"
+    train(composed(*asked, "data.num_class_images=4", smaller))
+    assert class_images(tmp_path) == now, "how many are drawn at once does not change them"
+    assert capsys.readouterr().out.count("images per update") == 3  # one image was missing, then none
+    train(composed(*asked, "data.num_class_images=4", "model.prediction=v_prediction"))
+    again = class_images(tmp_path)
+    assert again.keys() == now.keys()
+    assert all(again[name] > time for name, time in now.items()), "another prediction draws other pictures"
 
 
-def test_the_scripts_process_is_clean_when_hydra_is_not_in_use(tmp_path: Path) -> None:
-    assert not HydraConfig.initialized()
-    before = list(sys.argv)
-    with running.own_ranks(OmegaConf.create({"paths": {"output_dir": str(tmp_path)}})):
-        assert sys.argv == before
+def test_class_images_that_another_prompt_replaced_are_those_that_train(
+    tmp_path: Path, tiny_model_dir, monkeypatch
+) -> None:
+    """With first tries refused, the second prompt's images get other names than those that `build` saw."""
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "cat"), tmp_path / "out", steps=2)
+    asked = ["strategy=dreambooth_lora", *small, "callbacks.samples=null", "data.num_class_images=2"]
+    asked += ["data.prompt=a photo of sks cat", "data.prior_sampling={steps: 1, guidance: 1.0}"]
+    train(composed(*asked, "data.class_prompt=a photo of cat"))
+    assert sorted(class_images(tmp_path)) == ["prior-000000000000.png", "prior-000000000001.png"]
+    verdicts = iter([False, False, True, True])
+    monkeypatch.setattr(prior, "is_not_black", lambda image: next(verdicts))
+    train(composed(*asked, "data.class_prompt=a cat"))  # a loader that wants the old files would fail
+    assert sorted(class_images(tmp_path)) == ["prior-000001000003.png", "prior-000001000004.png"]
 
 
 def test_a_sweep_on_two_processes_leaves_two_folders_and_reads_relative_paths(

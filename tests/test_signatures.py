@@ -5,7 +5,8 @@ from importlib import import_module
 
 import pytest
 
-from lit_sd.signatures import Literal, describe, fits, signature_of
+from lit_sd.kinds import Literal, describe, fits
+from lit_sd.signatures import signature_of
 from lit_sd.sources import TargetError
 
 TARGETS = [

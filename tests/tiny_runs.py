@@ -8,14 +8,18 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 from torch.optim import AdamW
 
 from lit_sd import schedules
 from lit_sd.adapters.base import Adapter
+from lit_sd.callbacks import EMA, Checkpoints, Samples
 from lit_sd.data.datamodule import folder as image_folders
 from lit_sd.module import StableDiffusionModule
 from lit_sd.objectives import Objective
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 class FewWeights(Adapter):
@@ -46,9 +50,10 @@ def write_images(path: Path, count: int, size: int = 32) -> Path:
 
 
 def images(root: Path, **options: Any) -> Any:
-    return image_folders(
-        root=root, **{"batch_size": 1, "resolution": 32, "num_workers": 0, "cache_mb": 16.0, **options}
-    )
+    shipped = yaml.safe_load((CONF / "data" / "folder.yaml").read_text())
+    del shipped["_target_"]
+    small = {"root": root, "batch_size": 1, "resolution": 32, "num_workers": 0, "cache_mb": 16.0, "seed": 0}
+    return image_folders(**{**shipped, **small, **options})
 
 
 def module_of(model: Any, adapter: Adapter | None = None, **options: Any) -> StableDiffusionModule:
@@ -77,6 +82,30 @@ def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> lightning.Train
         "default_root_dir": folder,
     }
     return lightning.Trainer(callbacks=list(callbacks), **{**defaults, **options})
+
+
+def saver_of(folder: Path, **options: Any) -> Checkpoints:
+    return Checkpoints(
+        folder, **{"every_n_steps": 500, "keep": 1, "monitor": "val/loss", "mode": "min", **options}
+    )
+
+
+def ema_of(decay: float, **options: Any) -> EMA:
+    return EMA(decay, **{"warmup": True, "every_n_updates": 1, **options})
+
+
+def samples_of(folder: Path, prompts: Any = (), seeds: Any = (0, 1, 2, 3), **options: Any) -> Samples:
+    defaults = {
+        "every_n_steps": 500,
+        "at_start": False,
+        "negative": "",
+        "steps": 25,
+        "guidance": 7.5,
+        "height": None,
+        "width": None,
+        "batch_size": 4,
+    }
+    return Samples(folder, prompts=prompts, seeds=seeds, **{**defaults, **options})
 
 
 def trained(module: torch.nn.Module) -> dict[str, torch.Tensor]:

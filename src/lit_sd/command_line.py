@@ -18,11 +18,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_sd.config import FAULTS_OF, ConfigError, parameter_at, type_fault
-from lit_sd.signatures import fits, signature_of
+from lit_sd.config import ConfigError, faults_in, parameter_at
+from lit_sd.evaluation_config import evaluation_faults
+from lit_sd.kinds import faults_of
+from lit_sd.signatures import signature_of
 from lit_sd.sources import TargetError
 from lit_sd.spelling import hint, nearest
 
+FAULTS_OF = {"train": faults_in, "evaluate": evaluation_faults}
+"""How each primary config is checked."""
 SWEPT_CHOICES = 4  # composing takes a tenth of a second; each job of a sweep checks itself anyway
 
 
@@ -34,10 +38,7 @@ def check_command_line(conf: Path, name: str, argv: list[str]) -> list[str]:
         name: primary config in it.
         argv: arguments after the program's name.
     """
-    try:
-        arguments = get_args_parser().parse_args(argv)
-    except SystemExit:
-        raise
+    arguments = get_args_parser().parse_args(argv)
     asks = arguments.help or arguments.hydra_help or arguments.info or arguments.shell_completion
     elsewhere = arguments.config_path or arguments.config_name or arguments.experimental_rerun
     if asks or elsewhere:
@@ -244,7 +245,7 @@ def sweep_faults(override: Override, cfg: DictConfig) -> list[str]:
     if parameter is None:
         return []
     key = override.key_or_group
-    return [type_fault(key, value, parameter) for value in further if not fits(value, parameter.kind)]
+    return [fault for value in further for fault in faults_of(key, value, parameter.kind)]
 
 
 def choices(override: Override) -> list[object]:

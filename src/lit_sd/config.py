@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from lit_sd.signatures import Literal, Parameter, Signature, describe, fits, signature_of
+from lit_sd.kinds import faults_of
+from lit_sd.signatures import Parameter, Signature, signature_of
 from lit_sd.sources import TargetError
 from lit_sd.spelling import hint
 
@@ -66,21 +67,6 @@ class ConfigError(ValueError):
         self.faults = faults
 
 
-@dataclass
-class Evaluation:
-    """`conf/evaluate.yaml`. `sampling` is passed on to `lit_sd.generate.generate`; the others see there."""
-
-    ckpt: str
-    averaged: bool
-    trust: bool
-    prompts: list[str] | None
-    seeds: list[int]
-    sampling: dict
-    data: dict
-    model: dict
-    trainer: dict
-
-
 def check(cfg: DictConfig) -> None:
     """Raises ConfigError where the composed training config has any fault."""
     if faults := faults_in(cfg):
@@ -111,24 +97,8 @@ def faults_in(cfg: DictConfig) -> list[str]:
     return faults + task_faults(cfg)
 
 
-def evaluation_faults(cfg: DictConfig) -> list[str]:
-    """All that is wrong with a composed evaluation config, as far as can be told without the checkpoint."""
-    faults = own_faults(cfg, Evaluation, ())
-    drawing = signature_of("lit_sd.generate.generate")
-    if drawing is not None and isinstance(cfg.get("sampling"), DictConfig):
-        known = drawing.parameters.keys() - {"model", "prompts", "seeds", "progress"}
-        faults += unknown_keys(cfg.sampling, "sampling", known) + value_faults(
-            cfg.sampling, "sampling", drawing
-        )
-    return faults
-
-
-FAULTS_OF = {"train": faults_in, "evaluate": evaluation_faults}
-"""How each primary config is checked."""
-
-
 def own_faults(cfg: DictConfig, schema: type, groups: Iterable[str]) -> list[str]:
-    """Faults of the values at the root, after one of this file's dataclasses, and of `paths`."""
+    """Faults of the values at the root, by the dataclass of what stands there, and of `paths`."""
     settings = fields(schema)
     faults = unknown_keys(cfg, "", settings.parameters.keys() | set(groups) | {"paths"})
     faults += [f"{key}: missing from the config" for key in settings.parameters if key not in set(cfg)]
@@ -166,8 +136,8 @@ def task_faults(cfg: DictConfig) -> list[str]:
 
 
 def fields(schema: type) -> Signature:
-    """The signature of one of this file's dataclasses."""
-    signature = signature_of(f"{__name__}.{schema.__name__}")
+    """The signature of a dataclass."""
+    signature = signature_of(f"{schema.__module__}.{schema.__name__}")
     assert signature is not None
     return signature
 
@@ -250,8 +220,7 @@ def value_faults(node: DictConfig, path: str, signature: Signature) -> list[str]
             value, _ = value_at(node, name, full)
             if value is UNKNOWN or (value is None and full in LATER):
                 continue
-            if not fits(plain(value), parameter.kind):
-                faults.append(type_fault(full, plain(value), parameter))
+            faults += faults_of(full, plain(value), parameter.kind)
     return faults
 
 
@@ -268,19 +237,6 @@ def parameter_at(cfg: DictConfig, key: str) -> Parameter | None:
     except TargetError:
         return None
     return signature.parameters.get(leaf) if signature else None
-
-
-def type_fault(path: str, value: Any, parameter: Parameter) -> str:
-    """The line for a value of the wrong type or outside the choices."""
-    choices = [str(k.value) for k in parameter.kind or () if isinstance(k, Literal)]
-    near = hint(value, choices, all_else=False) if isinstance(value, str) else ""
-    quote = (
-        " (to pass digits as text: '\"…\"')"
-        if parameter.kind == {"str"} and isinstance(value, int | float)
-        else ""
-    )
-    got = "null" if value is None else f"{type(value).__name__} {value!r}"
-    return f"{path}: expected {describe(parameter.kind)}, got {got}{near}{quote}"
 
 
 def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> tuple[Any, list[str]]:

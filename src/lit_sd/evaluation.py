@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, Trainer
+from lightning import Trainer
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from PIL import Image
+from torch import distributed
 
-from lit_sd.quiet import quieten_lightning
-from lit_sd.run import Rebuilt, absolute_paths, checkpoint_in, make, own_ranks, rebuild
+from lit_sd.evaluation_config import OVERRIDABLE
+from lit_sd.places import checkpoint_in
+from lit_sd.processes import own_ranks
+from lit_sd.run import Rebuilt, absolute_paths, held_out, judging_trainer, prepare_process, rebuild
 
-OVERRIDABLE = ("data", "model", "trainer")
-"""Groups of the stored config that an evaluation may change."""
 ONE_DEVICE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 """What an evaluation runs on, however many devices the training had, unless it is told otherwise."""
-QUIET = {"logger": False, "callbacks": [], "enable_checkpointing": False, "enable_progress_bar": False}
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -32,14 +32,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     Raises:
         ConfigError: there is no such checkpoint, or its config has faults.
     """
-    quieten_lightning()
+    prepare_process()
     cfg = absolute_paths(cfg)
     folder = Path(cfg.paths.output_dir)
     changes: dict[str, Any] = {name: OmegaConf.to_container(cfg[name]) for name in OVERRIDABLE}
     changes |= {"trainer": ONE_DEVICE | changes["trainer"], "paths": {"output_dir": str(folder)}}
     rebuilt = rebuild(checkpoint_in(cfg.ckpt), changes, averaged=cfg.averaged, trust=cfg.trust)
     datamodule = held_out(rebuilt.cfg.data, asked_for=bool(cfg.data))
-    trainer = make(rebuilt.cfg.trainer, **QUIET)
+    trainer = judging_trainer(rebuilt.cfg.trainer)
     folder.mkdir(parents=True, exist_ok=True)
     with own_ranks(cfg):
         if datamodule is not None:
@@ -54,35 +54,15 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     return metrics
 
 
-def held_out(data: DictConfig, asked_for: bool) -> LightningDataModule | None:
-    """The checkpoint's DataModule, or None with a message where its folders are not here.
-
-    Args:
-        data: its config.
-        asked_for: whether the user named other data; then that they are not there is an error.
-    """
-    root, val_root = data.get("root"), data.get("val_root")
-    if val_root and root and not Path(root).exists():
-        data = OmegaConf.merge(data, {"root": val_root})  # type: ignore[assignment]
-    try:
-        datamodule = make(data)
-        if hasattr(datamodule, "check"):
-            datamodule.check()
-    except (FileNotFoundError, ValueError) as error:
-        if asked_for:
-            raise
-        print(f"The held-out loss is left out, since the run's images are not to be had: {error}")
-        return None
-    return datamodule
-
-
 def draw(cfg: DictConfig, rebuilt: Rebuilt, trainer: Trainer, folder: Path) -> list[Path]:
-    """A picture for each prompt and seed, in files named by both; each rank draws its share."""
+    """A picture for each prompt and seed, in files named by both; each rank that runs draws its share."""
     during = OmegaConf.select(rebuilt.cfg, "callbacks.samples.prompts")
     prompts = during if cfg.prompts is None else cfg.prompts
     pairs = [(prompt, seed) for prompt in plain_list(prompts) for seed in plain_list(cfg.seeds)]
     options = as_the_run_drew(rebuilt.cfg) | dict(cfg.sampling)
-    mine = pairs[trainer.global_rank :: trainer.world_size]
+    # Not the trainer's world size: without validation it has started no other rank.
+    ranks = distributed.is_available() and distributed.is_initialized()
+    mine = pairs[distributed.get_rank() :: distributed.get_world_size()] if ranks else pairs
     rebuilt.module.to(trainer.strategy.root_device)
     with trainer.precision_plugin.forward_context():
         pictures = rebuilt.module.sample(*zip(*mine, strict=True), **options) if mine else []
@@ -117,11 +97,10 @@ def draw_from_run(
         ConfigError: there is no checkpoint, or its config has faults.
         ValueError: the run's model does not draw pictures, or the base model is another one.
     """
-    quieten_lightning()
+    prepare_process()
     checkpoint = checkpoint_in(run)
-    rebuilt = rebuild(
-        checkpoint, {"model": {"path": model}} if model else None, averaged=averaged, trust=trust
-    )
+    changes = {"model": {"path": model}} if model else None
+    rebuilt = rebuild(checkpoint, changes, averaged=averaged, trust=trust)
     if not hasattr(rebuilt.module, "sample"):
         raise ValueError(
             f"{run}: its model ({type(rebuilt.module).__name__}) does not draw pictures from prompts"
@@ -137,7 +116,7 @@ def draw_from_run(
 def as_the_run_drew(cfg: DictConfig) -> dict[str, Any]:
     """Options of `generate` that a run's samples were drawn with."""
     during: Any = OmegaConf.select(cfg, "callbacks.samples") or {}
-    own = ("negative", "steps", "guidance", "height", "width", "batch_size", "scheduler")
+    own = ("negative", "steps", "guidance", "height", "width", "batch_size")
     return {name: during[name] for name in own if name in during}
 
 

@@ -34,9 +34,9 @@ def generate(
     prompts: Sequence[str],
     seeds: Sequence[int],
     negative: str | Sequence[str] = "",
+    *,
     steps: int = 25,
     guidance: float = 7.5,
-    *,
     height: int | None = None,
     width: int | None = None,
     batch_size: int = 1,
@@ -71,8 +71,7 @@ def generate(
     if not len(prompts) == len(seeds) == len(negatives):
         raise ValueError(
             f"generate got {len(prompts)} prompts, {len(seeds)} seeds and {len(negatives)} negatives; "
-            "expected one seed and "
-            "one negative (or one for all) for each prompt"
+            "expected one seed and one negative (or one for all) for each prompt"
         )
     if steps < 1 or batch_size < 1:
         raise ValueError(f"generate got steps={steps}, batch_size={batch_size}; expected 1 or more of each")
@@ -179,16 +178,15 @@ def make_scheduler(model: StableDiffusion, name: str = "ddim") -> Any:
             f"scheduler={name!r}; expected one of {', '.join(SCHEDULERS)}, or a scheduler class of diffusers"
         )
     settings = {
-        **model.sampling_config,
         "skip_prk_steps": True,  # PNDM as Stable Diffusion's own config has it
         "prediction_type": model.scheduler.config.prediction_type,
         "clip_sample": False,
     }
-    if settings.get("rescale_betas_zero_snr"):
-        settings["timestep_spacing"] = (
-            "trailing"  # the last timestep has to be among them (arXiv:2305.08891, sec. 3.3)
-        )
-    return cls.from_config(settings)
+    if model.sampling_config.get(
+        "rescale_betas_zero_snr"
+    ):  # the last timestep must be drawn (arXiv:2305.08891, sec. 3.3)
+        settings["timestep_spacing"] = "trailing"
+    return cls.from_config(model.sampling_config, **settings)
 
 
 def to_pictures(pixels: Float[Tensor, "b 3 h w"]) -> list[Image.Image]:

@@ -15,11 +15,12 @@ from lightning.pytorch.utilities import rank_zero_info
 
 def wandb(
     save_dir: str | Path,
-    project: str = "lit-sd",
-    name: str | None = None,
-    offline: bool | None = None,
-    tags: Sequence[str] = (),
-    group: str | None = None,
+    *,
+    project: str,
+    name: str | None,
+    offline: bool | None,
+    tags: Sequence[str],
+    group: str | None,
 ) -> WandbLogger:
     """A W&B logger with a run of its own, offline where there is no key or no network.
 
@@ -27,34 +28,40 @@ def wandb(
         save_dir: where its files go.
         project: W&B's project.
         name: of the run; None for the name of `save_dir`.
-        offline: None decides by `WANDB_MODE`, the key and the network.
+        offline: None decides by `WANDB_MODE`, else by the key and the network.
         tags: labels of the run.
         group: name under which runs are shown together.
     """
-    if offline is None:
-        offline = not reachable()
-        if offline:
-            runs = Path(save_dir) / "wandb" / "offline-run-*"
-            rank_zero_info(f"W&B: no key or no network, logging offline; later: wandb sync {runs}")
+    mode = mode_of(offline)
+    if mode == "offline" and offline is None and not os.environ.get("WANDB_MODE"):
+        runs = Path(save_dir) / "wandb" / "offline-run-*"
+        rank_zero_info(f"W&B: no key or no network, logging offline; later: wandb sync {runs}")
     _finish_earlier_run()
     Path(save_dir).mkdir(parents=True, exist_ok=True)
     return WandbLogger(
         name=name or Path(save_dir).resolve().name,
         save_dir=save_dir,
         project=project,
-        offline=offline,
+        offline=mode == "offline",
         # Lightning says it through the environment, which a library that is set up already no longer reads.
-        mode="offline" if offline else None,
+        mode=mode,
         tags=list(tags),
         group=group,
     )
 
 
+def mode_of(offline: bool | None) -> str:
+    """W&B's mode: what the config says, else what `WANDB_MODE` says, else online where that can be."""
+    if offline is not None:
+        return "offline" if offline else "online"
+    asked = os.environ.get("WANDB_MODE")
+    if asked:
+        return "offline" if asked == "dryrun" else asked  # dryrun: its older name
+    return "online" if reachable() else "offline"
+
+
 def reachable(timeout_s: float = 2.0) -> bool:
-    """Whether runs can be sent to W&B at once: a mode that allows it, a key, and a server that answers."""
-    mode = os.environ.get("WANDB_MODE", "online")
-    if mode != "online":
-        return False
+    """Whether runs can be sent to W&B at once: a key, and a server that answers."""
     import wandb as library
 
     settings = library.setup().settings

@@ -4,6 +4,7 @@ yields.
 Shape legend: b batch, c latent channels, h/w latents, k strata of timesteps.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,10 @@ from lit_sd.generate import generate
 from lit_sd.models.stable_diffusion import StableDiffusion
 from lit_sd.objectives import NoiseSchedule, Objective
 from lit_sd.randomness import generator_of
-from lit_sd.trainable import Groups, StepRecord, Trainable
+from lit_sd.trainable import Groups, StepRecord, Trainable, all_finite
 from lit_sd.types import Batch, Conditioning, Latents
+
+log = logging.getLogger(__name__)
 
 
 class StableDiffusionModule(Trainable):
@@ -100,7 +103,22 @@ class StableDiffusionModule(Trainable):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
+        self._adopt_prediction()
         self._move_schedule()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._adopt_prediction()
+
+    def _adopt_prediction(self) -> None:
+        """Sampling and exports follow what the objective trains; class images, made before, do not."""
+        own, trained = self.schedule.prediction, self.objective.prediction
+        if trained is not None and trained != own:
+            log.warning(
+                "the base predicts %s; it is trained, sampled and exported as %s from now on", own, trained
+            )
+            self.model.train_as(trained)
+            self.schedule = self.model.noise_schedule()
 
     def on_validation_start(self) -> None:
         self._move_schedule()
@@ -114,9 +132,8 @@ class StableDiffusionModule(Trainable):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         latents, t, losses = self.losses(batch)
-        self.record = StepRecord(
-            batch["ids"], losses.detach(), t, {"pixels": batch["pixels"], "latents": latents}
-        )
+        parts = {"pixels": all_finite(batch["pixels"]), "latents": all_finite(latents)}
+        self.record = StepRecord(batch["ids"], losses.detach(), t, parts)
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(losses))
         return loss
@@ -140,7 +157,9 @@ class StableDiffusionModule(Trainable):
 
     def _text_cache(self) -> Callable[[list[str]], Conditioning] | None:
         encoders = [part for name, part in self.model.components().items() if name.startswith("text_encoder")]
-        if self.cache is None or any(trains(encoder) for encoder in encoders):
+        # The cache encodes captions one by one; chunked ones then have as many windows as each needs.
+        chunked = self.model.caption_chunks > 1
+        if self.cache is None or chunked or any(trains(encoder) for encoder in encoders):
             return None
         return partial(self.cache.text, encode=self.model.encode_text)
 

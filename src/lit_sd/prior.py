@@ -36,9 +36,9 @@ def make_prior_images(
     prompt: str,
     count: int,
     identity: str,
+    *,
     rank: int = 0,
     world_size: int = 1,
-    *,
     batch_size: int = 4,
     acceptable: Callable[[Image.Image], bool] | None = None,
     max_tries: int = 10,
@@ -73,9 +73,8 @@ def make_prior_images(
     slots = _together(lambda: _prepare(folder, prompt, count, identity) if rank == 0 else None, world_size)[0]
     mine = slots[rank::world_size]
     keep = acceptable or is_not_black
-    _together(
-        lambda: _make(generate, folder, prompt, mine, batch_size, keep, max_tries, rank == 0), world_size
-    )
+    make = partial(_make, generate, folder, prompt, mine, batch_size=batch_size, max_tries=max_tries)
+    _together(lambda: make(keep=keep, show=rank == 0), world_size)
     # together once more: a rank that went ahead could already be clearing the folder for another prompt
     return _together(lambda: _see(folder, count, rank), world_size)[rank if world_size > 1 else 0]
 
@@ -129,6 +128,7 @@ def _make(
     folder: Path,
     prompt: str,
     slots: Sequence[int],
+    *,
     batch_size: int,
     keep: Callable[[Image.Image], bool],
     max_tries: int,

@@ -3,11 +3,6 @@
 `train` is what `train.py` calls; `rebuild` gives module and config back from a checkpoint alone.
 """
 
-import logging
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,21 +12,25 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
-from hydra.utils import get_original_cwd, instantiate
+from hydra.utils import instantiate
 from lightning import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig, OmegaConf, read_write
-from torch import distributed
+from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
+from lit_sd.callbacks import Plan
 from lit_sd.closing import closing
 from lit_sd.config import MANY, TASK_PARTS, ConfigError, check
 from lit_sd.data import chelsea
+from lit_sd.models.architectures import EMBEDDED, SHIPPED
 from lit_sd.models.native import native_size
+from lit_sd.places import checkpoint_in, launch_folder
 from lit_sd.prior import make_prior_images
+from lit_sd.processes import own_ranks, refuse_folders_of_their_own
 from lit_sd.quiet import quieten_lightning
 from lit_sd.trainable import read_checkpoint, restore
-
-log = logging.getLogger(__name__)
+from lit_sd.trust import foreign
 
 PATH_KEYS = (
     "ckpt",
@@ -43,11 +42,9 @@ PATH_KEYS = (
     "paths.sweep_dir",
 )
 """Values that are paths, and are made absolute by the folder that the command was started in."""
-MODEL_PATHS = ("model.path", "model.architecture")
-"""Values that are paths if something lies there, else names."""
+MODEL_PATHS = {"model.path": (EMBEDDED,), "model.architecture": SHIPPED}
+"""Values that are paths if something lies there, else names; with the names that ship, which are no paths."""
 LOADER = "lit_sd.models.loading.load"
-TRUSTED = ("lit_sd.", "torch.optim.", "lightning.Trainer", "lightning.pytorch.")
-"""What a checkpoint's config may call."""
 
 
 @dataclass
@@ -66,9 +63,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         ConfigError: the config has faults.
     """
     cfg = settle(cfg)
-    quieten_lightning()
-    if not torch.accelerator.is_available():
-        keep_freed_memory()
+    prepare_process()
     seed_everything(cfg.seed, workers=True, verbose=False)
     run = build(cfg)
     with own_ranks(cfg):
@@ -76,6 +71,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if run.trainer.is_global_zero:
             print(closing(cfg, run.trainer.global_step, can_draw=hasattr(run.module, "sample")))
         return {name: float(value) for name, value in run.trainer.callback_metrics.items()}
+
+
+def prepare_process() -> None:
+    """What any use of a model wants of its process: few messages, and fast memory where it runs on the
+    CPU.
+    """
+    quieten_lightning()
+    if not torch.accelerator.is_available():
+        keep_freed_memory()
 
 
 def settle(cfg: DictConfig) -> DictConfig:
@@ -97,7 +101,11 @@ def settle(cfg: DictConfig) -> DictConfig:
 def absolute_paths(cfg: DictConfig) -> DictConfig:
     """A copy with interpolations resolved, a sweep's job in its own folder, and paths counted from the launch
     folder.
+
+    Raises:
+        ConfigError: several processes would each write to another folder.
     """
+    refuse_folders_of_their_own(cfg)
     cfg = cfg.copy()
     with read_write(cfg):
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -107,7 +115,8 @@ def absolute_paths(cfg: DictConfig) -> DictConfig:
             value = OmegaConf.select(cfg, key)
             if isinstance(value, str) and value:
                 path = launch_folder() / Path(value).expanduser()
-                if key in PATH_KEYS or path.exists():
+                named = value in MODEL_PATHS.get(key, (EMBEDDED,))
+                if key in PATH_KEYS or (path.exists() and not named):
                     OmegaConf.update(cfg, key, str(path))
         OmegaConf.resolve(cfg)  # last, so that what refers to a path is absolute too
     return cfg
@@ -121,47 +130,26 @@ def resolution_of(model: DictConfig | None) -> int:
         raise ConfigError(
             ["data.resolution: null is the model's own size; this model has none, so it needs a value"]
         )
-    return native_size(model.get("path"), model.get("init", "pretrained"), model.get("architecture"))
-
-
-def launch_folder() -> Path:
-    """The folder that the user's relative paths count from."""
-    return Path(get_original_cwd() if HydraConfig.initialized() else os.getcwd())
-
-
-def checkpoint_in(path: str | Path) -> Path:
-    """A checkpoint, from its file, its folder, or its run's folder (`last.ckpt` there).
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = Path(path)
-    candidates = [path / "checkpoints" / "last.ckpt", path / "last.ckpt"]
-    if path.is_file():
-        return path
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    if not path.is_dir():
-        raise ConfigError(
-            [f"ckpt={path}: there is no such file; expected a .ckpt file or the folder of a run"]
-        )
-    there = sorted(str(p.relative_to(path)) for p in path.rglob("*.ckpt"))
-    what = f"it holds {', '.join(there)}; name one of them" if there else "it holds no checkpoint"
-    raise ConfigError([f"ckpt={path}: no last.ckpt in this folder; {what}"])
+    init = model.get("init", "pretrained")
+    return native_size(
+        model.get("path"), init, model.get("architecture"), model.get("parts"), model.get("revision")
+    )
 
 
 def build(cfg: DictConfig) -> Run:
-    """Objects from a settled config: data first, since a wrong folder should be told before a model loads."""
+    """Objects from a settled config: the model last, since what is wrong elsewhere should be told before."""
     chelsea.write_if_default(OmegaConf.select(cfg, "data.root"), launch_folder())
     datamodule = make(cfg.data)
     if hasattr(datamodule, "check"):
         datamodule.check()
+    callbacks, loggers = (
+        [make(node) for node in (cfg.get(name) or {}).values() if node is not None] for name in MANY
+    )
+    options: dict[str, Any] = {"callbacks": callbacks, "logger": loggers or False}
+    if "enable_checkpointing" not in cfg.trainer:  # else Lightning adds one of its own where there is none
+        options["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    trainer = make(cfg.trainer, **options)
     module = build_module(cfg)
-    parts = {
-        name: [make(node) for node in (cfg.get(name) or {}).values() if node is not None] for name in MANY
-    }
-    trainer = make(cfg.trainer, callbacks=parts["callbacks"], logger=parts["logger"] or False)
     if hasattr(datamodule, "prior_requests") and hasattr(module, "sample"):
         datamodule.before_setup = partial(make_prior, datamodule, module, trainer)
     return Run(module, datamodule, trainer)
@@ -190,55 +178,36 @@ def build_module(cfg: DictConfig) -> Any:
 
 
 def make_prior(datamodule: Any, module: Any, trainer: Trainer) -> None:
-    """Class images that are still missing, drawn by the base model on all ranks."""
+    """Class images that are still missing, drawn by the base model on all ranks; the plan's first lines come
+    before the first of them.
+    """
     options = dict(getattr(datamodule, "prior_sampling", None) or {})
     at_once = options.setdefault("batch_size", 4)
+    shaping = {"prediction": module.schedule.prediction, **options}
+    del shaping["batch_size"]  # the pictures do not depend on it
     drawn_by = " ".join(
-        [str(module.base_identity()), *(f"{name}={options[name]}" for name in sorted(options))]
+        [str(module.base_identity()), *(f"{name}={shaping[name]}" for name in sorted(shaping))]
     )
+    plans = [callback for callback in trainer.callbacks if isinstance(callback, Plan)]  # type: ignore[attr-defined]
+
+    def draw(prompts: list[str], seeds: list[int]) -> list[Image.Image]:
+        while plans:
+            plans.pop().announce(trainer)
+        return module.sample(prompts, seeds, **options)
+
     for request in datamodule.prior_requests():
         module.to(trainer.strategy.root_device)
         with trainer.precision_plugin.forward_context():
             make_prior_images(
-                partial(module.sample, **options),
+                draw,
                 request.folder,
                 request.prompt,
                 request.count,
                 drawn_by,
-                trainer.global_rank,
-                trainer.world_size,
+                rank=trainer.global_rank,
+                world_size=trainer.world_size,
                 batch_size=at_once,
             )
-
-
-@contextmanager
-def own_ranks(cfg: DictConfig) -> Iterator[None]:
-    """Lets the ranks that Lightning starts read this job's config from its folder, and cleans up after it.
-
-    They get this process's arguments; with `-m` each would run the whole sweep again. What Lightning leaves
-    in the environment would make the sweep's next job wait for ranks that nobody starts.
-    """
-    folder = Path(cfg.paths.output_dir)
-    if "LOCAL_RANK" in os.environ or not HydraConfig.initialized():
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / "config.yaml")
-    hydra: Any = HydraConfig.instance().cfg
-    with read_write(hydra.hydra.run):
-        hydra.hydra.run.dir = str(folder)
-    arguments, environment = sys.argv, dict(os.environ)
-    sys.argv = [arguments[0], "-cp", str(folder), "-cn", "config"]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
-        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
-            if name in environment:
-                os.environ[name] = environment[name]
 
 
 @dataclass
@@ -259,7 +228,7 @@ def rebuild(
         path: the checkpoint.
         overrides: nested config values that win over the stored ones.
         averaged: take the averaged weights where the run kept any.
-        trust: let the stored config call anything, not this project's and Lightning's parts alone.
+        trust: let the stored config call anything, not only what `lit_sd.trust` lists.
 
     Raises:
         ConfigError: the checkpoint holds no config of this project, or it has faults, or names a foreign
@@ -272,12 +241,12 @@ def rebuild(
         raise ConfigError([f"ckpt={path}: it holds no config, so it is no checkpoint of this project"])
     cfg = OmegaConf.create(stored)
     assert isinstance(cfg, DictConfig)
-    foreign = sorted(target for target in targets(stored) if not target.startswith(TRUSTED))
-    if foreign and not trust:
+    calls = [] if trust else foreign(OmegaConf.to_container(cfg, resolve=False))
+    if calls:
         raise ConfigError(
             [
                 f"ckpt={path}: its config would call {name}; if you trust its author, set trust=true"
-                for name in foreign
+                for name in calls
             ]
         )
     cfg = OmegaConf.merge(cfg, overrides or {})
@@ -289,9 +258,28 @@ def rebuild(
     return Rebuilt(module.eval(), cfg, checkpoint)
 
 
-def targets(node: Any) -> set[str]:
-    """Every `_target_` in nested plain data."""
-    if isinstance(node, dict):
-        own = {str(node["_target_"])} if "_target_" in node else set()
-        return own.union(*(targets(value) for value in node.values()))
-    return set().union(*(targets(value) for value in node)) if isinstance(node, list) else set()
+def held_out(data: DictConfig, asked_for: bool) -> LightningDataModule | None:
+    """A checkpoint's DataModule, or None with a message where its folders are not here.
+
+    Args:
+        data: its config.
+        asked_for: whether the user named other data; then that they are not there is an error.
+    """
+    root, val_root = data.get("root"), data.get("val_root")
+    if val_root and root and not Path(root).exists():
+        data = OmegaConf.merge(data, {"root": val_root})  # type: ignore[assignment]
+    try:
+        datamodule = make(data)
+        if hasattr(datamodule, "check"):
+            datamodule.check()
+    except (FileNotFoundError, ValueError) as error:
+        if asked_for:
+            raise
+        print(f"The held-out loss is left out, since the run's images are not to be had: {error}")
+        return None
+    return datamodule
+
+
+def judging_trainer(trainer: DictConfig) -> Trainer:
+    """A Trainer that neither logs nor saves."""
+    return make(trainer, logger=False, callbacks=[], enable_checkpointing=False, enable_progress_bar=False)

@@ -7,26 +7,14 @@ A config can so be checked against `lightning.Trainer` in milliseconds, where im
 import ast
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from lit_sd.kinds import DictOf, Kind, ListOf, Literal
 from lit_sd.sources import Found, Module, bases_of, find, lookup
 
 SCALARS = {"int": "int", "float": "float", "bool": "bool", "str": "str", "Path": "str", "PathLike": "str"}
 LISTS = {"list", "List", "tuple", "Tuple", "Sequence", "Iterable", "Collection", "set", "Set"}
 DICTS = {"dict", "Dict", "Mapping", "MutableMapping"}
 OBJECTS = {"Callable", "type", "Type", "timedelta"}
-
-
-@dataclass(frozen=True)
-class Literal:
-    """One value of a `typing.Literal`."""
-
-    value: object
-
-
-Kind = frozenset[str | Literal] | None
-"""What a parameter takes: of int, float, bool, str, null, list, dict, object and literals; None is anything.
-"""
 
 
 @dataclass(frozen=True)
@@ -186,7 +174,18 @@ def subscript_kind(name: str, inner: ast.expr, module: Module, depth: int) -> Ki
         return union(members, module, depth)
     if name in ("Annotated", "Final"):
         return kind_of(members[0], module, depth + 1)
+    if name in LISTS:
+        items = [member for member in members if not is_dots(member)]
+        return frozenset({ListOf(union(items, module, depth))})
+    if name in DICTS and len(members) == 2:
+        key, value = (kind_of(member, module, depth + 1) for member in members)
+        return frozenset({DictOf(key, value)})
     return plain_kind(name)
+
+
+def is_dots(annotation: ast.expr) -> bool:
+    """Whether it is the `...` of `tuple[int, ...]`."""
+    return isinstance(annotation, ast.Constant) and annotation.value is ...
 
 
 def name_kind(annotation: ast.Name | ast.Attribute, module: Module, depth: int) -> Kind:
@@ -195,7 +194,7 @@ def name_kind(annotation: ast.Name | ast.Attribute, module: Module, depth: int) 
     leaf = name.rpartition(".")[2]
     if (kind := plain_kind(leaf)) is not None:
         return kind
-    if "." in name:
+    if "." in name or leaf in ("Any", "object"):
         return None
     found = lookup(module, name)
     if found is None:
@@ -228,46 +227,10 @@ def literals(members: list[ast.expr]) -> Kind:
 
 def union(members: list[ast.expr], module: Module, depth: int) -> Kind:
     """Anything where one member is anything, else all that any member takes."""
-    kinds = [kind_of(member, module, depth + 1) for member in members]
-    return (
-        None
-        if any(kind is None for kind in kinds)
-        else frozenset().union(*(k for k in kinds if k is not None))
-    )
-
-
-def fits(value: Any, kind: Kind) -> bool:
-    """Whether a config's plain value may fill a parameter of that kind. An int may stand for a float, a bool
-    for neither.
-    """
-    if kind is None or (isinstance(value, dict) and "_target_" in value):
-        return True
-    if any(isinstance(k, Literal) and type(k.value) is type(value) and k.value == value for k in kind):
-        return True
-    match value:
-        case None:
-            return "null" in kind
-        case bool():
-            return "bool" in kind
-        case int():
-            return bool({"int", "float"} & kind)
-        case float():
-            return "float" in kind
-        case str():
-            return "str" in kind
-        case list() | tuple():
-            return "list" in kind
-        case dict():
-            return bool({"dict", "object"} & kind)
-    return True
-
-
-def describe(kind: Kind) -> str:
-    """The kind in words: `int or null`, `one of a, b`."""
-    if kind is None:
-        return "anything"
-    values = sorted({str(k.value) for k in kind if isinstance(k, Literal)})
-    words = [f"one of {', '.join(values)}"] if values else []
-    order = ("int", "float", "bool", "str", "list", "dict", "object", "null")
-    words += [{"object": "an object (_target_)"}.get(k, k) for k in order if k in kind]
-    return " or ".join(words)
+    whole: frozenset[str | Literal | ListOf | DictOf] = frozenset()
+    for member in members:
+        kind = kind_of(member, module, depth + 1)
+        if kind is None:
+            return None
+        whole |= kind
+    return whole

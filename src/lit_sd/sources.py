@@ -108,6 +108,8 @@ def find(dotted: str) -> Found | None:
     Raises:
         TargetError: the name leads nowhere.
     """
+    if not all(dotted.split(".")):
+        raise TargetError(dotted, dotted, "", [])
     module, names = split(dotted)
     if module is None:
         if importlib.util.find_spec(names[0]) is None:

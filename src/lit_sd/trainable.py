@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from lightning import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import GradClipAlgorithmType
@@ -33,14 +34,19 @@ class StepRecord:
         ids: names of the batch's examples.
         losses: loss of each example, ` b`.
         timesteps: timestep of each example, ` b`, where there are any.
-        parts: intermediate results by name (`pixels`, `latents`, ...), first dimension b, to tell where a NaN
-            began.
+        parts: by name (`pixels`, `latents`, ...), whether each example's intermediate result is finite, ` b`,
+            to tell where a NaN began. Not the results themselves: many records may wait to be looked at.
     """
 
     ids: list[str]
     losses: Tensor
     timesteps: Tensor | None
     parts: dict[str, Tensor]
+
+
+def all_finite(values: Float[Tensor, "b ..."]) -> Bool[Tensor, " b"]:
+    """Whether all of each example's values are finite."""
+    return values.detach().flatten(1).isfinite().all(1)
 
 
 class Trainable(LightningModule):
@@ -112,12 +118,15 @@ class Trainable(LightningModule):
     ) -> None:
         """Clips as Lightning does, also for fused optimizers, which it refuses under any mixed precision.
 
-        What is in the way of those is a loss scaler, and bf16-mixed has none.
+        Those undo the loss scaling of 16-mixed within their step; for clipping it has to be undone before,
+        which the step then sees. bf16-mixed scales nothing.
         """
         plugin = self.trainer.precision_plugin
-        if type(plugin) is not MixedPrecision or plugin.scaler is not None:
+        if type(plugin) is not MixedPrecision:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
+        if gradient_clip_val and plugin.scaler is not None and unscales_itself(optimizer):
+            plugin.scaler.unscale_(optimizer)
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or GradClipAlgorithmType.NORM)
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val or 0.0, algorithm)
 
@@ -164,6 +173,13 @@ class Trainable(LightningModule):
                 f"resuming a run of seed={random['seed']} with seed={self.seed}: other noise follows",
                 stacklevel=2,
             )
+
+
+def unscales_itself(optimizer: Optimizer) -> bool:
+    """Whether the optimizer undoes the loss scaling in its step, as fused ones do; else Lightning has done it
+    before the clipping.
+    """
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def trainable_state(module: nn.Module) -> dict[str, Tensor]:

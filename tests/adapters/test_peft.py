@@ -132,8 +132,8 @@ def test_ranks_may_differ_by_pattern(tiny_model):
 
 def test_targets_may_be_named_or_one_expression(tiny_model):
     named, expression = tiny_model("sd15"), tiny_model("sd15")
-    lora(targets={"unet": ["to_q"], "text_encoder": None}).attach(named)
-    lora(targets={"unet": r".*attn\d\.to_q"}).attach(expression)
+    lora(rank=4, targets={"unet": ["to_q"], "text_encoder": None}).attach(named)
+    lora(rank=4, targets={"unet": r".*attn\d\.to_q"}).attach(expression)
     assert trainable_tensors(named).keys() == trainable_tensors(expression).keys()
     assert len(trainable_tensors(named)) == 4 * 2 * 2
 
@@ -152,27 +152,27 @@ def test_targets_may_be_named_or_one_expression(tiny_model):
 )
 def test_a_target_that_matches_nothing_is_named_with_the_nearest(tiny_model, options, lost):
     with pytest.raises(ValueError, match=lost):
-        lora(**options).attach(tiny_model("sd15"))
+        lora(rank=4, **options).attach(tiny_model("sd15"))
 
 
 def test_wrong_arguments_are_refused(tiny_model):
     with pytest.raises(ValueError, match=r"adapter\.rank=0"):
         lora(rank=0)
     with pytest.raises(ValueError, match="nothing would train"):
-        lora(components=[])
+        lora(rank=4, components=[])
     with pytest.raises(ValueError, match=r"targets is set for text_encoder, which does not train"):
-        lora(targets={"text_encoder": ["q_proj"]})
+        lora(rank=4, targets={"text_encoder": ["q_proj"]})
     with pytest.raises(ValueError, match=r"text_encoder_2.*family sd15"):
-        lora(components=["text_encoder_2"]).attach(tiny_model("sd15"))
+        lora(rank=4, components=["text_encoder_2"]).attach(tiny_model("sd15"))
     unchecked = Peft.__init__
     while hasattr(unchecked, "__wrapped__"):
         unchecked = unchecked.__wrapped__
     with pytest.raises(TypeError, match=r"LoraConfig.*LoHaConfig"):
         unchecked(object.__new__(Peft), {"unet": LoHaConfig(target_modules=["to_q"])})
     model = tiny_model("sd15")
-    lora().attach(model)
+    lora(rank=4).attach(model)
     with pytest.raises(ValueError, match="already"):
-        lora().attach(model)
+        lora(rank=4).attach(model)
 
 
 def test_what_another_adapter_opened_stays_open(tiny_model):

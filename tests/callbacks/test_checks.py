@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_runs import FewWeights, images, module_of, trainer_of, write_images
+from tiny_runs import FewWeights, images, module_of, saver_of, trainer_of, write_images
 from torch.optim import SGD, AdamW
 
-from lit_sd.callbacks import Checkpoints, GradientCheck, NonFiniteCheck, NonFiniteError, checks
+from lit_sd.callbacks import GradientCheck, NonFiniteCheck, NonFiniteError, checks
 from lit_sd.trainable import StepRecord
 
 
@@ -18,10 +18,10 @@ def root(tmp_path):
 
 def with_inf(data, name, at_step, trainer_step):
     """A datamodule whose image `name` has an infinite pixel from a step on."""
-    collate = data._loader
+    loader_of = data.train_dataloader
 
-    def loader(*args):
-        made = collate(*args)
+    def loader():
+        made = loader_of()
         inner = made.collate_fn
 
         def collate_fn(items):
@@ -33,7 +33,7 @@ def with_inf(data, name, at_step, trainer_step):
         made.collate_fn = collate_fn
         return made
 
-    data._loader = loader
+    data.train_dataloader = loader
     return data
 
 
@@ -41,7 +41,7 @@ def with_inf(data, name, at_step, trainer_step):
 def test_names_the_example_and_keeps_the_last_good_file(tiny_model, tmp_path, root, monkeypatch, deferred):
     """inf in image 3 of 5, all in one batch."""
     monkeypatch.setattr(checks, "must_wait", lambda loss: deferred)
-    saver = Checkpoints(tmp_path / "c", every_n_steps=2)
+    saver = saver_of(tmp_path / "c", every_n_steps=2)
     trainer = trainer_of(tmp_path, NonFiniteCheck(every_n_steps=3), saver, max_steps=9, checkpointing=True)
     probe = images(root, batch_size=5)
     probe.setup()
@@ -59,10 +59,10 @@ def test_names_the_example_and_keeps_the_last_good_file(tiny_model, tmp_path, ro
 
 
 def test_a_rate_that_is_too_high(tiny_model, tmp_path, root):
-    saver = Checkpoints(tmp_path / "c", every_n_steps=1)
+    saver = saver_of(tmp_path / "c", every_n_steps=1)
     module = module_of(tiny_model(), optimizer=partial(SGD, lr=1e30), scheduler=None)
     with pytest.raises(NonFiniteError, match=r"lower optimizer\.lr|Lower optimizer\.lr"):
-        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=9, checkpointing=True).fit(
+        trainer_of(tmp_path, NonFiniteCheck(20), saver, max_steps=9, checkpointing=True).fit(
             module, images(root)
         )
     for path in saver.folder.glob("*.ckpt"):
@@ -72,9 +72,9 @@ def test_a_rate_that_is_too_high(tiny_model, tmp_path, root):
 
 def test_lr_1e9_stops(tiny_model, tmp_path, root):
     module = module_of(tiny_model(), optimizer=partial(AdamW, lr=1e9), scheduler=None)
-    saver = Checkpoints(tmp_path / "c", every_n_steps=1)
+    saver = saver_of(tmp_path / "c", every_n_steps=1)
     with pytest.raises(NonFiniteError):
-        trainer_of(tmp_path, NonFiniteCheck(), saver, max_steps=50, checkpointing=True).fit(
+        trainer_of(tmp_path, NonFiniteCheck(20), saver, max_steps=50, checkpointing=True).fit(
             module, images(root)
         )
 
@@ -85,7 +85,7 @@ def test_no_checkpoint_of_broken_weights(tiny_model, tmp_path, root):
     class Breaks(FewWeights):
         pass
 
-    module, saver = module_of(tiny_model(), Breaks()), Checkpoints(tmp_path / "c", every_n_steps=1)
+    module, saver = module_of(tiny_model(), Breaks()), saver_of(tmp_path / "c", every_n_steps=1)
 
     class Poison(checks.Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
@@ -93,7 +93,7 @@ def test_no_checkpoint_of_broken_weights(tiny_model, tmp_path, root):
                 with torch.no_grad():
                     pl_module.model.unet.conv_out.bias[1] = float("nan")
 
-    trainer = trainer_of(tmp_path, Poison(), NonFiniteCheck(), saver, max_steps=9, checkpointing=True)
+    trainer = trainer_of(tmp_path, Poison(), NonFiniteCheck(20), saver, max_steps=9, checkpointing=True)
     with pytest.raises(NonFiniteError, match=r"at step 3 model\.unet\.conv_out\.bias holds NaN"):
         trainer.fit(module, images(root))
     assert torch.load(saver.last, weights_only=True)["global_step"] == 2
@@ -104,8 +104,8 @@ def record(losses, **parts):
 
 
 def test_describe():
-    inf, fine = float("inf"), torch.zeros(2, 1)
-    latents = torch.tensor([[0.0], [inf]])
+    inf, fine = float("inf"), torch.tensor([True, True])
+    latents = torch.tensor([True, False])
     message = checks.describe(7, torch.tensor(inf), record([1.0, inf], pixels=fine, latents=latents))
     assert message.splitlines()[0] == "the loss is inf after 7 updates, from 1 of 2 examples:"
     assert message.splitlines()[1].startswith(

@@ -3,10 +3,21 @@
 import pytest
 import torch
 from peft import LoraConfig
-from tiny_runs import Snapshots, assert_same, images, module_of, trained, trainer_of, write_images
+from tiny_runs import (
+    Snapshots,
+    assert_same,
+    ema_of,
+    images,
+    module_of,
+    samples_of,
+    saver_of,
+    trained,
+    trainer_of,
+    write_images,
+)
 
 from lit_sd.adapters.peft import Peft
-from lit_sd.callbacks import EMA, Checkpoints, Samples, averaged_weights
+from lit_sd.callbacks import averaged_weights
 
 
 @pytest.fixture
@@ -16,7 +27,7 @@ def root(tmp_path):
 
 @pytest.mark.parametrize(("warmup", "every"), [(False, 1), (True, 1), (False, 2)])
 def test_arithmetic(tiny_model, tmp_path, root, warmup, every):
-    ema, watch = EMA(0.8, warmup=warmup, every_n_updates=every), Snapshots()
+    ema, watch = ema_of(0.8, warmup=warmup, every_n_updates=every), Snapshots()
     module = module_of(tiny_model())
     expected = trained(module)
     # accumulation: the average counts updates, not batches
@@ -33,7 +44,7 @@ def test_arithmetic(tiny_model, tmp_path, root, warmup, every):
 
 
 def test_only_what_trains(tiny_model, tmp_path, root):
-    ema = EMA(0.9)
+    ema = ema_of(0.9)
     module = module_of(tiny_model(), Peft({"unet": LoraConfig(target_modules=["to_q"])}))
     trainer_of(tmp_path, ema, max_steps=1).fit(module, images(root))
     assert ema.average
@@ -41,7 +52,7 @@ def test_only_what_trains(tiny_model, tmp_path, root):
 
 
 def test_swapping_nests_and_gives_back_every_bit(tiny_model):
-    module, ema = module_of(tiny_model()), EMA(0.9)
+    module, ema = module_of(tiny_model()), ema_of(0.9)
     raw = trained(module)
     ema.average = {name: value + 1 for name, value in raw.items()}
     ema.swap_in(module)
@@ -64,7 +75,7 @@ def test_raw_weights_survive_an_exception_in_validation(tiny_model, tmp_path, ro
 
     module, watch = module_of(tiny_model()), Breaks()
     with pytest.raises(BrokenError):
-        trainer_of(tmp_path, EMA(0.5), watch, max_steps=4, val_check_interval=2).fit(
+        trainer_of(tmp_path, ema_of(0.5), watch, max_steps=4, val_check_interval=2).fit(
             module, images(root, val_share=0.2)
         )
     assert_same(trained(module), watch.steps[2]["weights"])
@@ -82,12 +93,12 @@ def test_who_sees_the_average(tiny_model, tmp_path, root):
             with averaged_weights(trainer, pl_module):
                 seen["asked"] = (trained(pl_module), dict(ema.average))
 
-    module, ema, watch = module_of(tiny_model()), EMA(0.5), Watch()
+    module, ema, watch = module_of(tiny_model()), ema_of(0.5), Watch()
     module.sample = lambda prompts, seeds, **options: (
         seen.update(samples=(trained(module), dict(ema.average))),
         [__import__("PIL.Image").Image.new("RGB", (8, 8))] * len(seeds),
     )[1]
-    samples = Samples(tmp_path / "s", ["a"], [0], every_n_steps=3)
+    samples = samples_of(tmp_path / "s", ["a"], [0], every_n_steps=3)
     trainer_of(tmp_path, samples, watch, ema, max_steps=3, val_check_interval=3).fit(
         module, images(root, val_share=0.2)
     )
@@ -117,7 +128,7 @@ def test_checkpoint_while_swapped_in(tiny_model, tmp_path, root, sanity, hook):
     setattr(SavesInside, hook, save)
 
     def run(ckpt=None):
-        module, ema, watch = module_of(tiny_model()), EMA(0.9), SavesInside()
+        module, ema, watch = module_of(tiny_model()), ema_of(0.9), SavesInside()
         watch.path = ckpt
         trainer = trainer_of(
             tmp_path, watch, ema, max_steps=6, val_check_interval=2, num_sanity_val_steps=sanity
@@ -134,9 +145,9 @@ def test_checkpoint_while_swapped_in(tiny_model, tmp_path, root, sanity, hook):
 
 
 def test_a_run_without_average_can_go_on_with_one(tiny_model, tmp_path, root):
-    saver = Checkpoints(tmp_path / "c")
+    saver = saver_of(tmp_path / "c")
     trainer_of(tmp_path, saver, max_steps=1, checkpointing=True).fit(module_of(tiny_model()), images(root))
-    module, ema = module_of(tiny_model()), EMA(0.0, warmup=False)
+    module, ema = module_of(tiny_model()), ema_of(0.0, warmup=False)
     with pytest.warns(UserWarning, match="holds no average"):
         trainer_of(tmp_path, ema, max_steps=2).fit(module, images(root), ckpt_path=saver.last)
     assert_same(ema.average, trained(module))
@@ -145,4 +156,4 @@ def test_a_run_without_average_can_go_on_with_one(tiny_model, tmp_path, root):
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_wrong_decays(decay):
     with pytest.raises(ValueError, match=f"decay={decay}"):
-        EMA(decay)
+        ema_of(decay)

@@ -9,9 +9,9 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from tiny_runs import Snapshots, assert_same, images, module_of, trainer_of, write_images
+from tiny_runs import Snapshots, assert_same, ema_of, images, module_of, saver_of, trainer_of, write_images
 
-from lit_sd.callbacks import EMA, Checkpoints, Interrupted, InterruptHandler
+from lit_sd.callbacks import Interrupted, InterruptHandler
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_stops_after_the_update_and_resumes_bit_for_bit(tiny_model, tmp_path, ro
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
 
     def run(name, *callbacks, ckpt=None):
-        watch, saver = Snapshots(), Checkpoints(tmp_path / name, every_n_steps=0)
+        watch, saver = Snapshots(), saver_of(tmp_path / name, every_n_steps=0)
         # the handler comes first, and the average last: the order in a config must not matter
-        extra = [InterruptHandler(), *callbacks, watch, EMA(0.9)]
+        extra = [InterruptHandler(), *callbacks, watch, ema_of(0.9)]
         options = {"max_steps": 6, "accumulate_grad_batches": 2, "checkpointing": True}
         trainer = trainer_of(tmp_path, *extra, saver, **options)
         return watch, saver, lambda: trainer.fit(module_of(tiny_model()), images(root), ckpt_path=ckpt)
@@ -78,9 +78,9 @@ import faulthandler, sys
 faulthandler.dump_traceback_later(160, exit=True)  # if it hangs, say where
 sys.path.insert(0, sys.argv[1])
 import lightning
-from lit_sd.callbacks import Checkpoints, InterruptHandler
+from lit_sd.callbacks import InterruptHandler
 from lit_sd.models.loading import load
-from tiny_runs import images, module_of, trainer_of
+from tiny_runs import images, module_of, saver_of, trainer_of
 
 class Tell(lightning.Callback):
     def on_train_batch_end(self, trainer, *args):
@@ -88,7 +88,7 @@ class Tell(lightning.Callback):
             print("two updates", flush=True)
 
 out = sys.argv[4]
-saver = Checkpoints(out, every_n_steps=0)
+saver = saver_of(out, every_n_steps=0)
 options = {"max_steps": 100000, "checkpointing": True, "num_sanity_val_steps": 1}
 trainer = trainer_of(out, InterruptHandler(), Tell(), saver, **options)
 trainer.fit(module_of(load(sys.argv[2])), images(sys.argv[3], val_share=0.2))

@@ -104,12 +104,12 @@ def test_metrics_are_read_seldom(tiny_model, tmp_path, root):
             reads.append(1)
             return super().get_metrics(*args)
 
-    run_with(Count(every_s=1000.0), tiny_model, tmp_path, root)
+    run_with(Count(every_s=1000.0, plain_every_s=15.0), tiny_model, tmp_path, root)
     assert len(reads) <= 2  # the first step, and the end
 
 
 def test_bar_counts_updates_over_all_epochs(tiny_model, tmp_path, root):
-    progress = Progress(every_s=0.0)
+    progress = Progress(every_s=0.0, plain_every_s=15.0)
     seen = []
 
     class Look(lightning.Callback):

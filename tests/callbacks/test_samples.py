@@ -5,9 +5,9 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from PIL import Image
-from tiny_runs import images, module_of, trainer_of, write_images
+from tiny_runs import images, module_of, samples_of, trainer_of, write_images
 
-from lit_sd.callbacks import Export, Samples
+from lit_sd.callbacks import Export
 from lit_sd.callbacks.samples import grid, log_image
 
 
@@ -39,7 +39,7 @@ def test_when_and_what(tiny_model, tmp_path, root):
         return [plain((seed, 10 * prompts.index(p), 0)) for p, seed in zip(prompts, seeds, strict=True)]
 
     module.sample = sample
-    samples = Samples(
+    samples = samples_of(
         tmp_path / "s", ["a", "b"], [1, 2, 3], every_n_steps=2, at_start=True, steps=7, guidance=3.0
     )
     trainer_of(tmp_path, samples, max_steps=5, accumulate_grad_batches=2).fit(module, images(root))
@@ -58,25 +58,27 @@ def test_when_and_what(tiny_model, tmp_path, root):
 def test_real_pictures_are_the_same_at_the_same_weights(tiny_model, tmp_path, root):
     """At rate 0 every grid is the same picture, and no two seeds are."""
     module = module_of(tiny_model(), component_lr={"unet": 0.0})
-    samples = Samples(tmp_path / "s", ["a cat"], [0, 1], every_n_steps=1, at_start=True, steps=2)
-    before = torch.get_rng_state()
-    trainer_of(tmp_path, samples, max_steps=1).fit(module, images(root))
+    samples = samples_of(tmp_path / "s", ["a cat"], [0, 1], every_n_steps=1, at_start=True, steps=2)
+    trainer = trainer_of(tmp_path, samples, max_steps=1)
+    trainer.fit(module, images(root))
     sheets = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "s").iterdir())]
     assert len(sheets) == 2
     assert (sheets[0] == sheets[1]).all()
     left, right = np.split(sheets[0], 2, axis=1)
     assert (left != right).any()
-    assert before is not None
+    before = torch.get_rng_state()
+    samples.draw(trainer, module)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_prompts_no_files(tiny_model, tmp_path, root):
-    trainer_of(tmp_path, Samples(tmp_path / "s"), max_steps=1).fit(module_of(tiny_model()), images(root))
+    trainer_of(tmp_path, samples_of(tmp_path / "s"), max_steps=1).fit(module_of(tiny_model()), images(root))
     assert not (tmp_path / "s").exists()
 
 
 def test_a_single_prompt_must_be_in_a_list(tmp_path):
     with pytest.raises(ValueError, match="expected a list"):
-        Samples(tmp_path, "a photo")
+        samples_of(tmp_path, "a photo")
 
 
 def test_loggers(tmp_path):

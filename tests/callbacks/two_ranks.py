@@ -11,12 +11,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import lightning
 import torch
 from peft import LoraConfig
-from tiny_runs import images, module_of, trained, trainer_of
+from tiny_runs import ema_of, images, module_of, samples_of, saver_of, trained, trainer_of
 from torch.optim import AdamW
 
 from lit_sd import schedules
 from lit_sd.adapters.peft import Peft
-from lit_sd.callbacks import EMA, Checkpoints, GradientCheck, InterruptHandler, Meters, Samples
+from lit_sd.callbacks import (
+    GradientCheck,
+    InterruptHandler,
+    Meters,
+    NonFiniteCheck,
+    NonFiniteError,
+    checks,
+)
 from lit_sd.models.loading import load
 
 PROMPTS, SEEDS = ["a cat", "a dog", "a bird"], [5]
@@ -61,10 +68,10 @@ def run(model_dir: str, root: str, out: Path, kill_at: int | None = None) -> Non
         GradientCheck(),
         InterruptHandler(),
         Meters(),
-        EMA(0.9),
-        Samples(out / "samples", PROMPTS, SEEDS, every_n_steps=0, at_start=True, steps=2, batch_size=1),
+        ema_of(0.9),
+        samples_of(out / "samples", PROMPTS, SEEDS, every_n_steps=0, at_start=True, steps=2, batch_size=1),
         watch,
-        Checkpoints(out / "checkpoints", every_n_steps=2),
+        saver_of(out / "checkpoints", every_n_steps=2),
     ]
     options = {
         "devices": 2,
@@ -82,8 +89,38 @@ def run(model_dir: str, root: str, out: Path, kill_at: int | None = None) -> Non
     watch.save(trainer, model, code)
 
 
+class Breaks(lightning.Callback):
+    """Makes one pixel of rank 1 infinite in the second update."""
+
+    def __init__(self) -> None:
+        self.bad = ""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 1 and trainer.global_rank == 1:
+            batch["pixels"][0, 0, 0, 0] = float("inf")
+            self.bad = self.bad or batch["ids"][0]
+
+
+def run_to_nan(model_dir: str, root: str, out: Path, deferred: bool) -> None:
+    """Where looking waits, as on an accelerator, the losses of two steps are looked at together."""
+    out.mkdir(parents=True, exist_ok=True)
+    checks.must_wait = lambda loss: deferred
+    watch, breaks, error = Watch(out), Breaks(), ""
+    callbacks = [breaks, NonFiniteCheck(2), watch]
+    trainer = trainer_of(out, *callbacks, devices=2, strategy="ddp", max_steps=4)
+    model = module(model_dir)
+    try:
+        trainer.fit(model, images(root))
+    except NonFiniteError as stop:
+        error = str(stop)
+    ends = {"steps": trainer.global_step, "error": error, "bad": breaks.bad}
+    torch.save(watch.notes | ends, out / f"rank{trainer.global_rank}.pt")
+
+
 if __name__ == "__main__":
     model_dir, root, out = sys.argv[1:]
     torch.set_num_threads(1)
     run(model_dir, root, Path(out) / "whole")
     run(model_dir, root, Path(out) / "interrupted", kill_at=1)
+    run_to_nan(model_dir, root, Path(out) / "nan", deferred=False)
+    run_to_nan(model_dir, root, Path(out) / "nan_deferred", deferred=True)

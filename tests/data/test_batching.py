@@ -199,7 +199,8 @@ def test_the_position_is_asked_when_iteration_starts():
 )
 def test_validation_sees_each_image_once_and_no_rank_waits(images, batch, world):
     samplers = [
-        OrderedBatchSampler("val", range(images), SQUARE, batch, rank, world) for rank in range(world)
+        OrderedBatchSampler("val", range(images), SQUARE, batch_size=batch, rank=rank, world_size=world)
+        for rank in range(world)
     ]
     epochs = [list(sampler) for sampler in samplers]
     assert len({tuple(map(len, batches)) for batches in epochs}) == 1

@@ -7,7 +7,7 @@ from lit_sd.data.buckets import bucket_report, listed, make_buckets, nearest_buc
 
 def test_shapes_fill_the_area_and_no_more():
     """Of 512² = 262144 pixels in 64s: 576 -> 455 -> 448, 640 -> 409 -> 384; 704x320 is over 2:1."""
-    assert make_buckets(512) == [(512, 512), (576, 448), (640, 384), (448, 576), (384, 640)]
+    assert make_buckets(512, 64, 2.0) == [(512, 512), (576, 448), (640, 384), (448, 576), (384, 640)]
 
 
 @pytest.mark.parametrize(("resolution", "step"), [(512, 64), (1024, 64), (128, 16)])
@@ -23,9 +23,9 @@ def test_every_shape_obeys_the_rules(resolution, step):
 
 def test_what_makes_no_buckets():
     with pytest.raises(ValueError, match=r"data\.resolution=500.*data\.bucket_step=64.*data\.resolution=448"):
-        make_buckets(500)
+        make_buckets(500, 64, 2.0)
     with pytest.raises(ValueError, match="multiple of 8"):
-        make_buckets(512, 12)
+        make_buckets(512, 12, 2.0)
     with pytest.raises(ValueError, match="1 or more"):
         make_buckets(512, 64, 0.5)
 
@@ -36,6 +36,7 @@ def test_an_image_goes_where_least_is_cut():
     assert nearest_bucket((1600, 900), shapes) == (640, 384)
     assert nearest_bucket((9, 16), shapes) == (384, 640)
     assert sort_into_buckets([(9, 16), (10, 10), (1, 2)], shapes) == {(512, 512): [1], (384, 640): [0, 2]}
+    assert sort_into_buckets([(9, 16), (10, 10), (1, 2)], shapes, {1, 2}) == {(384, 640): [0]}
 
 
 def test_the_report_names_what_is_never_trained_on():

@@ -11,15 +11,19 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 
+from lit_sd.data.class_images import PriorSource
 from lit_sd.data.datamodule import SDDataModule, folder
-from lit_sd.data.folder import FolderSource, PriorSource
+from lit_sd.data.folder import FolderSource
 
 CONF = Path(__file__).parents[2] / "conf"
+SHIPPED = {**yaml.safe_load((CONF / "data/folder.yaml").read_text()), "seed": 0}
+del SHIPPED["_target_"]
 
 
 def write(path: Path, count: int, size: tuple[int, int] = (20, 24)) -> Path:
@@ -31,10 +35,8 @@ def write(path: Path, count: int, size: tuple[int, int] = (20, 24)) -> Path:
 
 
 def data(root: Path, **options) -> SDDataModule:
-    return folder(
-        root=root,
-        **{"prompt": "x", "batch_size": 2, "resolution": 16, "num_workers": 0, "flip": True, **options},
-    )
+    small = {"root": root, "prompt": "x", "batch_size": 2, "resolution": 16, "num_workers": 0, "flip": True}
+    return folder(**{**SHIPPED, **small, **options})
 
 
 class Recorder(L.LightningModule):
@@ -239,7 +241,7 @@ def test_the_report_counts_what_matters(tmp_path):
 def test_dreambooth_asks_for_class_images_before_training(tmp_path):
     root = write(tmp_path / "subject", 5)
     datamodule = data(root, prior_weight=0.5, class_prompt="a photo of cat", num_class_images=6, batch_size=3)
-    assert datamodule.prior_request() == (tmp_path / "subject-prior", "a photo of cat", 6)
+    assert datamodule.prior_requests() == [(tmp_path / "subject-prior", "a photo of cat", 6)]
     datamodule.check()  # the class images may still be missing
     with pytest.raises(FileNotFoundError, match="0 of 6 class images"):
         datamodule.setup("fit")
@@ -251,7 +253,23 @@ def test_dreambooth_asks_for_class_images_before_training(tmp_path):
         assert batch["source"] == ["instance", "instance", "prior"]
         assert batch["captions"] == ["x", "x", "a photo of cat"]
         assert batch["weight"].tolist() == [0.5, 0.5, 0.5]
-    assert data(root).prior_request() is None
+    assert data(root).prior_requests() == []
+
+
+def test_class_images_that_were_made_again_are_read_again(tmp_path):
+    """`check` has read the old ones, as `lit_sd.run.build` does; `before_setup` puts others there."""
+    root, prior = write(tmp_path / "subject", 2), write(tmp_path / "subject-prior", 2)
+    datamodule = data(root, prior_weight=1.0, class_prompt="y", num_class_images=2)
+    datamodule.check()
+
+    def made_again() -> None:
+        for path in list(prior.iterdir()):
+            path.rename(path.with_stem(f"new-{path.stem}"))
+
+    datamodule.before_setup = made_again
+    datamodule.setup("fit")
+    names = [batch["ids"][1] for batch in datamodule.train_dataloader()]
+    assert sorted(names) == ["new-20x24-00.png", "new-20x24-01.png"]
 
 
 def test_dreambooth_without_class_prompt_or_with_mixed_folders(tmp_path):
@@ -260,7 +278,7 @@ def test_dreambooth_without_class_prompt_or_with_mixed_folders(tmp_path):
         data(root, prior_weight=1.0)
     for class_root in (root, root / "class", tmp_path):
         with pytest.raises(ValueError, match=r"data\.class_root=.*lie within one another"):
-            data(root, prior_weight=1.0, class_prompt="y", class_root=class_root)
+            data(root, prior_weight=1.0, class_prompt="y", num_class_images=1, class_root=class_root)
 
 
 def test_several_concepts(tmp_path):
@@ -272,17 +290,16 @@ def test_several_concepts(tmp_path):
             "dogs": PriorSource(tmp_path / second_root, "a dog", 2, weight=0.5),
         }
 
-    datamodule = SDDataModule(sources("dogs"), batch_size=4, resolution=16, num_workers=0)
+    plain = {"resolution": 16, "flip": False, "num_workers": 0, "cache_mb": 0, "seed": 0}
+    datamodule = SDDataModule(sources("dogs"), batch_size=4, **plain)
     assert [request.prompt for request in datamodule.prior_requests()] == ["a cat", "a dog"]
-    with pytest.raises(ValueError, match="2 prior sources"):
-        datamodule.prior_request()
     for request in datamodule.prior_requests():
         write(request.folder, 2)
     for batch in datamodule.train_dataloader():
         assert batch["captions"] == ["sks cat", "sks dog", "a cat", "a dog"]
         assert batch["weight"].tolist() == [1, 1, 0.5, 0.5]
     with pytest.raises(ValueError, match="share the folder"):
-        SDDataModule(sources("cats"), batch_size=4)
+        SDDataModule(sources("cats"), batch_size=4, **plain)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +307,8 @@ def test_several_concepts(tmp_path):
     [
         ({"batch_size": 0}, r"data\.batch_size"),
         ({"resolution": 100}, r"data\.resolution=100: expected a multiple of 8"),
+        ({"resolution": None}, r"data\.resolution is not set"),
+        ({"prior_weight": 1.0, "class_prompt": "y"}, r"data\.num_class_images=0: expected 1"),
         ({"buckets": True, "resolution": 96}, r"no multiple of data\.bucket_step=64"),
         ({"flip": 2.0}, r"data\.flip=2"),
         ({"val_share": 1.0}, r"data\.val_share=1"),
@@ -313,7 +332,8 @@ def test_the_configs_make_a_datamodule(tmp_path, name):
     datamodule = instantiate(cfg.data, _convert_="all")
     assert isinstance(datamodule, SDDataModule)
     assert datamodule.seed == 7
-    assert (datamodule.prior_request() is None) == (name == "folder")
+    assert len(datamodule.prior_requests()) == (name == "dreambooth")
+    assert datamodule.batch_size == {"folder": 4, "dreambooth": 2}[name]
 
 
 def test_an_unset_root_says_what_to_set():

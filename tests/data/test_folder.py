@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_sd.data.folder import FolderSource, PriorSource, list_folder
+from lit_sd.data.class_images import PriorSource
+from lit_sd.data.folder import FolderSource, list_folder
 
 
 def noise(seed: int = 0, size: int = 16) -> Image.Image:
@@ -57,6 +58,17 @@ def test_bad_files_and_missing_captions_are_told_at_once(messy):
     (messy / "good0.txt").write_text("one")
     with pytest.raises(ValueError, match=r"(?s)half\.jpg.*3 of 4 images have no caption: good1\.png"):
         FolderSource(messy).check()
+
+
+def test_headers_alone_are_read_of_jpeg_and_png_only(tmp_path):
+    for extension, format in (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"), ("tif", "TIFF")):
+        noise(9, 64).save(tmp_path / f"half.{extension}", format)
+        whole = (tmp_path / f"half.{extension}").read_bytes()
+        (tmp_path / f"half.{extension}").write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(ValueError, match="2 of 4 image files can't be read") as error:
+        FolderSource(tmp_path, prompt="x", verify=False).check()
+    assert "half.webp" in str(error.value)
+    assert "half.tif" in str(error.value)
 
 
 def test_headers_alone_find_what_is_no_image(messy):
@@ -160,6 +172,21 @@ def test_a_prior_source_waits_for_its_images(tmp_path):
     prior.check()
     assert prior.ids() == ["0.png", "1.png", "2.png"]  # as many as were asked for
     assert prior.captions() == ["a photo of cat"] * 3
+
+
+def test_a_prior_source_that_forgets_sees_what_was_made_since(tmp_path):
+    prior = PriorSource(tmp_path, "a photo of cat", 2)
+    for name in ("a", "b"):
+        noise().save(tmp_path / f"{name}.png")
+    prior.check()
+    (tmp_path / "a.png").rename(tmp_path / "c.png")
+    assert prior.ids() == ["a.png", "b.png"]
+    prior.forget()
+    assert prior.ids() == ["b.png", "c.png"]
+    prior.forget()
+    (tmp_path / "c.png").unlink()
+    assert not prior.ready
+    assert len(prior) == 2, "as many as there will be"
 
 
 def test_a_prior_without_prompt_is_not_silently_off(tmp_path):

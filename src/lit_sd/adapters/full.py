@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from lit_sd.adapters.base import Adapter, component
+from lit_sd.models.families import TrainedComponent
 from lit_sd.models.saving import save_folder, save_single_file
 from lit_sd.models.stable_diffusion import StableDiffusion
 
@@ -25,7 +26,7 @@ class Full(Adapter):
 
     def __init__(
         self,
-        components: Sequence[str] = ("unet",),
+        components: Sequence[TrainedComponent] = ("unet",),
         export_dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         single_file: bool = False,
     ) -> None:

@@ -16,7 +16,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from lit_sd.adapters.base import Adapter, component, trainable_tensors
-from lit_sd.models.families import TEXT_ENCODERS
+from lit_sd.models.families import TEXT_ENCODERS, TrainedComponent
 from lit_sd.models.stable_diffusion import StableDiffusion
 
 UNET_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -107,11 +107,12 @@ class Peft(Adapter):
 
 
 def lora(
-    rank: int = 8,
+    *,
+    rank: int,
     alpha: float | None = None,
     dropout: float = 0.0,
-    components: Sequence[str] = ("unet",),
-    targets: Mapping[str, Sequence[str] | str | None] | None = None,
+    components: Sequence[TrainedComponent] = ("unet",),
+    targets: Mapping[TrainedComponent, Sequence[str] | str | None] | None = None,
     ranks: Mapping[str, int] | None = None,
     alphas: Mapping[str, float] | None = None,
     use_rslora: bool = False,
@@ -144,7 +145,7 @@ def lora(
             f"adapter.targets is set for {', '.join(idle)}, which does not train; expected it "
             "in adapter.components"
         )
-    configs = {}
+    configs: dict[str, LoraConfig] = {}
     for name in dict.fromkeys(components):
         default = TEXT_TARGETS if name in TEXT_ENCODERS else UNET_TARGETS
         where = chosen.get(name, default)

@@ -6,7 +6,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -43,26 +43,25 @@ class Checkpoints(Checkpoint):
         keep: how many of the numbered files stay, the newest; 0 for none beside `last` and `best`, -1 for
             all.
         monitor: logged metric that decides which is best, judged after each validation; None for no `best`.
-        mode: "min" or "max".
+        mode: whether the best is the smallest or the largest.
 
     Raises:
-        ValueError: a count or the mode is out of range.
+        ValueError: a count is out of range.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        every_n_steps: int = 500,
-        keep: int = 1,
-        monitor: str | None = "val/loss",
-        mode: str = "min",
+        *,
+        every_n_steps: int,
+        keep: int,
+        monitor: str | None,
+        mode: Literal["min", "max"],
     ) -> None:
         if every_n_steps < 0 or keep < -1:
             raise ValueError(
                 f"callbacks.checkpoint: every_n_steps={every_n_steps}, keep={keep}; expected >= 0 and >= -1"
             )
-        if mode not in ("min", "max"):
-            raise ValueError(f"callbacks.checkpoint.mode={mode!r}; expected min or max")
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
         self.keep = keep
@@ -98,6 +97,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen_step = trainer.global_step
+        if self.best_score is not None and not trainer.strategy.broadcast(self.best.exists()):
+            self.best_score = self.best_step = None  # of another folder: this one shall have a best as well
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -148,9 +149,8 @@ class Checkpoints(Checkpoint):
     def _remove_old(self) -> None:
         if self.keep < 0:
             return
-        numbered = sorted(
-            self.folder.glob("step_*.ckpt"), key=lambda path: int(path.stem.removeprefix("step_"))
-        )
+        # By age and not by step: an earlier run in this folder may have come further.
+        numbered = sorted(self.folder.glob("step_*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, path))
         for path in numbered[: -self.keep]:
             path.unlink()
 

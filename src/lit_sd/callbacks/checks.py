@@ -8,6 +8,8 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lit_sd.adapters.base import trainable_tensors
+from lit_sd.callbacks.ranks import Ranks
 from lit_sd.trainable import StepRecord, Trainable
 
 
@@ -21,17 +23,21 @@ class NonFiniteCheck(Callback):
 
     On the CPU each loss is looked at before its gradients are taken. On an accelerator that would make the
     host wait in every step, so losses are kept there and looked at together; a checkpoint always looks first,
-    so the last one written is good.
+    so the last one written is good. All ranks look at the same steps and stop together.
 
     Args:
         every_n_steps: micro-steps between two looks on an accelerator.
     """
 
-    def __init__(self, every_n_steps: int = 20) -> None:
+    def __init__(self, every_n_steps: int) -> None:
         if every_n_steps < 1:
             raise ValueError(f"callbacks.finite.every_n_steps={every_n_steps}; expected 1 or more")
         self.every_n_steps = every_n_steps
         self._pending: deque[tuple[int, Tensor, StepRecord | None]] = deque()
+        self._ranks = Ranks()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._ranks = Ranks(trainer)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self.keep(trainer.global_step, loss, getattr(pl_module, "record", None))
@@ -50,11 +56,13 @@ class NonFiniteCheck(Callback):
         """
         pending = list(self._pending)
         self._pending.clear()
-        if not pending or bool(torch.stack([loss for _, loss, _ in pending]).isfinite().all()):
+        if not pending:
             return
-        for step, loss, record in pending:
-            if not bool(loss.isfinite()):
-                raise NonFiniteError(describe(step, loss, record))
+        good = bool(torch.stack([loss for _, loss, _ in pending]).isfinite().all())
+        if not self._ranks.highest(int(not good)):
+            return
+        worst = next((describe(*kept) for kept in pending if not bool(kept[1].isfinite())), None)
+        raise NonFiniteError("\n".join(message for message in self._ranks.collect(worst) if message))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.look()
@@ -81,10 +89,10 @@ def must_wait(loss: Tensor) -> bool:
 
 def first_non_finite(module: nn.Module) -> str | None:
     """Name of the first trainable parameter with a NaN or infinite value, or None."""
-    named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
-    largest = torch._foreach_norm([p for _, p in named], float("inf"))
+    trained = {name: p.detach() for name, p in trainable_tensors(module).items()}
+    largest = torch._foreach_norm(list(trained.values()), float("inf"))
     finite = torch.stack([value.cpu() for value in largest]).isfinite().tolist()
-    return next((name for (name, _), good in zip(named, finite, strict=True) if not good), None)
+    return next((name for name, good in zip(trained, finite, strict=True) if not good), None)
 
 
 def describe(step: int, loss: Tensor, record: StepRecord | None) -> str:
@@ -111,8 +119,8 @@ def _timestep(record: StepRecord, i: int) -> str:
 
 
 def _cause(record: StepRecord, i: int) -> str:
-    for name, values in record.parts.items():
-        if not bool(values[i].isfinite().all()):
+    for name, finite in record.parts.items():
+        if not bool(finite[i]):
             hint = " (the VAE overflowed: it must run in float32 or bfloat16)" if name == "latents" else ""
             return f"its {name} are not finite{hint}"
     names = ", ".join(record.parts) or "inputs"

@@ -9,6 +9,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lit_sd.adapters.base import trainable_tensors
 from lit_sd.trainable import check_tensors
 
 
@@ -30,7 +31,7 @@ class EMA(Callback):
         ValueError: `decay` is not within [0, 1), or `every_n_updates` below 1.
     """
 
-    def __init__(self, decay: float = 0.999, warmup: bool = True, every_n_updates: int = 1) -> None:
+    def __init__(self, decay: float, *, warmup: bool, every_n_updates: int) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"callbacks.ema.decay={decay}; expected 0 or more and less than 1")
         if every_n_updates < 1:
@@ -51,7 +52,9 @@ class EMA(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.average:
-            self.average = {name: p.detach().float().clone() for name, p in _trained(pl_module)}
+            self.average = {
+                name: p.detach().float().clone() for name, p in trainable_tensors(pl_module).items()
+            }
         self._place(pl_module)
         # On the optimizer, not one of Lightning's: the average must move before any other callback saves.
         self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: self.update(pl_module))
@@ -62,7 +65,7 @@ class EMA(Callback):
         self.updates += 1
         if self.updates % self.every_n_updates:
             return
-        weights = [p.detach().float() for _, p in _trained(module)]
+        weights = [p.detach().float() for p in trainable_tensors(module).values()]
         torch._foreach_lerp_(list(self.average.values()), weights, 1 - self.decay_at(self.updates))
 
     @torch.no_grad()
@@ -72,8 +75,8 @@ class EMA(Callback):
         if self._depth > 1 or not self.average:
             return
         self._place(module)
-        self._raw = {name: p.detach().clone() for name, p in _trained(module)}
-        for name, p in _trained(module):
+        self._raw = {name: p.detach().clone() for name, p in trainable_tensors(module).items()}
+        for name, p in trainable_tensors(module).items():
             p.copy_(self.average[name])
 
     @torch.no_grad()
@@ -82,7 +85,7 @@ class EMA(Callback):
         self._depth = max(self._depth - 1, 0)
         if self._depth or self._raw is None:
             return
-        for name, p in _trained(module):
+        for name, p in trainable_tensors(module).items():
             p.copy_(self._raw[name])
         self._raw = None
 
@@ -124,16 +127,14 @@ class EMA(Callback):
                 stacklevel=2,
             )
             return
-        check_tensors(saved["average"], dict(_trained(pl_module)))
+        check_tensors(saved["average"], trainable_tensors(pl_module))
         self.updates = saved["updates"]
-        self.average = {name: saved["average"][name].float() for name, _ in _trained(pl_module)}
+        self.average = {name: saved["average"][name].float() for name in trainable_tensors(pl_module)}
 
     def _place(self, module: nn.Module) -> None:
-        self.average = {name: self.average[name].to(p.device) for name, p in _trained(module)}
-
-
-def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.average = {
+            name: self.average[name].to(p.device) for name, p in trainable_tensors(module).items()
+        }
 
 
 @contextmanager

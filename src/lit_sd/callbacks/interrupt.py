@@ -6,12 +6,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_sd.callbacks.checkpoint import Checkpoints
+from lit_sd.callbacks.ranks import Ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,13 +34,11 @@ class InterruptHandler(Callback):
         self.received = 0
         self._before: dict[int, Any] = {}
         self._seen_step = 0
-        self._group: Any = None
+        self._ranks = Ranks()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.received = 0
-        if trainer.world_size > 1 and dist.is_initialized():
-            # Agreement travels over the CPU, so that no GPU has to be waited for.
-            self._group = dist.new_group(backend="gloo")
+        self._ranks = Ranks(trainer)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.install()
@@ -74,19 +71,11 @@ class InterruptHandler(Callback):
         if trainer.global_step == self._seen_step:  # mid-accumulation: gradients are not saved
             return
         self._seen_step = trainer.global_step
-        if signum := self._agree():
+        if signum := self._ranks.highest(self.received):
             path = self._save(trainer)
             name = signal.Signals(signum).name
             rank_zero_info(f"{name}: stopped after {trainer.global_step} updates; resume with ckpt={path}")
             raise Interrupted(signum)
-
-    def _agree(self) -> int:
-        """The signal that any rank has received, or 0."""
-        if self._group is None:
-            return self.received
-        received = torch.tensor(self.received)
-        dist.all_reduce(received, dist.ReduceOp.MAX, group=self._group)
-        return int(received)
 
     @staticmethod
     def _save(trainer: Trainer) -> Path:

@@ -1,5 +1,6 @@
 """The plan of a run, before its first step: what trains on what, how often and how fast."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ Rows = list[tuple[str, str]]
 
 
 class Plan(Callback):
-    """Prints the plan on rank zero, and writes it as plain text.
+    """Prints the plan on rank zero, and writes it as plain text; after the first update, the peak of memory.
 
     Args:
         file: where to; None to print only.
@@ -23,8 +24,19 @@ class Plan(Callback):
 
     def __init__(self, file: str | Path | None = None) -> None:
         self.file = None if file is None else Path(file)
+        self._begun = 0
+        self._measured = False
+
+    def announce(self, trainer: Trainer) -> None:
+        """The first lines, where class images have to be drawn before all of it is known."""
+        if trainer.is_global_zero:
+            length = (
+                f"{trainer.max_steps} updates" if trainer.max_steps > 0 else f"{trainer.max_epochs} epochs"
+            )
+            Console().print(as_table([*data_rows(trainer), ("length", length)]))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun, self._measured = trainer.global_step, False
         if not trainer.is_global_zero:
             return
         rows = (
@@ -37,6 +49,42 @@ class Plan(Callback):
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(as_text(rows))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        device = trainer.strategy.root_device
+        if not self._measured and trainer.global_step == self._begun and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # loading and sample pictures are not the question
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._measured or trainer.global_step == self._begun:
+            return
+        self._measured = True
+        if not trainer.is_global_zero:
+            return
+        rows = [("peak memory", peak_memory(trainer.strategy.root_device))]
+        Console().print(as_text(rows), end="", highlight=False, soft_wrap=True)
+        if self.file is not None:
+            with self.file.open("a") as file:
+                file.write(as_text(rows))
+
+
+def peak_memory(device: torch.device) -> str:
+    """The most memory that the first update took: on a GPU its tensors there, else this process with all that
+    came before.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} of {total / 2**30:.2f} GiB on {device}"
+    try:
+        import resource
+    except ImportError:  # Windows
+        return "not to be measured here"
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30:.2f} GiB of this process"
 
 
 def as_table(rows: Rows) -> Table:
@@ -128,4 +176,4 @@ def _memory(trainer: Trainer, trained: int, frozen: list[Any], averaged: bool) -
     size = torch.finfo(torch.float32).bits // 8
     need = trained * size * (2 + moments + averaged) + sum(p.numel() * p.element_size() for p in frozen)
     kept = "weights, gradients, optimizer" + (" and average" if averaged else "")
-    return f"{need / 2**30:.2f} GiB for {kept}; activations come on top"
+    return f"{need / 2**30:.2f} GiB for {kept}; activations come on top, measured in the first update"

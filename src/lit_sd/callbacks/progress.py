@@ -75,7 +75,7 @@ class Progress(RichProgressBar):
         plain_every_s: seconds between two plain lines.
     """
 
-    def __init__(self, every_s: float = 0.5, plain_every_s: float = 15.0) -> None:
+    def __init__(self, *, every_s: float, plain_every_s: float) -> None:
         super().__init__(refresh_rate=4)
         self.every_s = every_s
         self.plain_every_s = plain_every_s

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from PIL import Image
 
 from lit_sd.callbacks.ema import averaged_weights
@@ -39,16 +39,17 @@ class Samples(Callback):
     def __init__(
         self,
         folder: str | Path,
-        prompts: Sequence[str] = (),
-        seeds: Sequence[int] = (0, 1, 2, 3),
-        every_n_steps: int = 500,
-        at_start: bool = False,
-        negative: str = "",
-        steps: int = 25,
-        guidance: float = 7.5,
-        height: int | None = None,
-        width: int | None = None,
-        batch_size: int = 4,
+        *,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        every_n_steps: int,
+        at_start: bool,
+        negative: str,
+        steps: int,
+        guidance: float,
+        height: int | None,
+        width: int | None,
+        batch_size: int,
     ) -> None:
         if every_n_steps < 0:
             raise ValueError(f"callbacks.samples.every_n_steps={every_n_steps}; expected 0 or more")
@@ -67,8 +68,8 @@ class Samples(Callback):
             "guidance": guidance,
             "height": height,
             "width": width,
+            "batch_size": batch_size,
         }
-        self.options["batch_size"] = batch_size
         self._drawn_step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,5 +144,3 @@ def log_image(logger: Logger, key: str, picture: Image.Image, step: int, caption
         import torchvision.transforms.functional as F
 
         logger.experiment.add_image(key, F.pil_to_tensor(picture), step)
-    elif isinstance(logger, MLFlowLogger):
-        logger.experiment.log_image(logger.run_id, picture, artifact_file=f"{key}/step_{step:06d}.png")

@@ -1,4 +1,4 @@
-"""Which examples make a batch, and where training stands among them.
+"""Which examples make a batch.
 
 An epoch is a fixed sequence of steps, a function of (seed, epoch) alone. Each step takes a fixed quota from
 every source, on every rank. The source that lasts longest drives the epoch: it goes on until that source has
@@ -8,7 +8,6 @@ don't fill a step are left out, other ones each epoch.
 """
 
 import hashlib
-import logging
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +21,6 @@ from torch.utils.data import Sampler
 
 from lit_sd.data.buckets import bucket_report
 from lit_sd.data.transforms import Size
-
-log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -260,61 +257,6 @@ def held_out(ids: Sequence[str], share: int | float, seed: int) -> list[int]:
     return sorted(order[:number])
 
 
-class Position:
-    """Where training stands in the data, counted in batches that were trained on.
-
-    Lightning's epoch counter won't do: it moves on when `max_steps` ends a run within an epoch. Nor will the
-    loader's own position: workers run ahead of training.
-    """
-
-    def __init__(self, sampler: MixedBatchSampler, epoch_steps: int, trained: Callable[[], int]) -> None:
-        """
-        Args:
-            sampler: the order of batches.
-            epoch_steps: how many of them the trainer takes in an epoch.
-            trained: tells how many batches were trained on.
-        """
-        self.order, self.epoch_steps, self.trained = sampler.fingerprint(), max(1, epoch_steps), trained
-        self._offset = self._least = 0
-
-    def _count(self) -> int:
-        # With `max_epochs` the loader is made before Lightning has restored its counters: not fewer than
-        # were saved.
-        return max(self.trained(), self._least)
-
-    def __call__(self) -> tuple[int, int]:
-        """Epoch, and batches of it that were trained on."""
-        return divmod(self._count() + self._offset, self.epoch_steps)
-
-    def state(self) -> dict[str, Any]:
-        """The position, and what the order depends on, in plain values."""
-        epoch, steps = self()
-        return {"epoch": epoch, "steps": steps, "trained": self._count(), "order": self.order}
-
-    def resume(self, then: Mapping[str, Any]) -> None:
-        """Goes on from a state.
-
-        Raises:
-            ValueError: the state lies within an epoch of another order.
-        """
-        epoch, steps, order = then["epoch"], then["steps"], then["order"]
-        other = [
-            f"{key} was {order.get(key)}, is {now}"
-            for key, now in self.order.items()
-            if order.get(key) != now
-        ]
-        if other and steps:
-            raise ValueError(
-                f"the checkpoint lies {steps} batches into epoch {epoch}, and the rest of that epoch can't "
-                f"be told any more: {'; '.join(other)}. Resume with the same data, seed, batch size and "
-                "number of devices, or from a checkpoint at the end of an epoch"
-            )
-        if other:
-            log.warning("resuming on other data than the checkpoint's: %s", "; ".join(other))
-        self._least = then["trained"]
-        self._offset = epoch * self.epoch_steps + steps - self._least
-
-
 class OrderedBatchSampler(Sampler[list[Draw]]):
     """Every image once, in order, shared over the ranks.
 
@@ -327,6 +269,7 @@ class OrderedBatchSampler(Sampler[list[Draw]]):
         name: str,
         indexes: Sequence[int],
         shape: Size,
+        *,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,

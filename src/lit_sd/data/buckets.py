@@ -5,12 +5,12 @@ All sizes are (height, width).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-Size = tuple[int, int]
+from lit_sd.data.transforms import Size
 
 
-def make_buckets(resolution: int, step: int = 64, max_ratio: int | float = 2.0) -> list[Size]:
+def make_buckets(resolution: int, step: int, max_ratio: int | float) -> list[Size]:
     """Shapes of at most `resolution`² pixels, with sides that are multiples of `step`, as large as fit; the
     square one first.
 
@@ -44,11 +44,16 @@ def nearest_bucket(size: Size, buckets: Sequence[Size]) -> Size:
     return min(buckets, key=lambda bucket: abs(math.log(bucket[0] / bucket[1]) - ratio))
 
 
-def sort_into_buckets(sizes: Sequence[Size], buckets: Sequence[Size]) -> dict[Size, list[int]]:
-    """Indexes of the images by the bucket that each belongs to; buckets with no image are left out."""
+def sort_into_buckets(
+    sizes: Sequence[Size], buckets: Sequence[Size], aside: Container[int] = ()
+) -> dict[Size, list[int]]:
+    """Indexes of the images, but for those `aside`, by the bucket that each belongs to; buckets with no image
+    are left out.
+    """
     groups: dict[Size, list[int]] = {}
     for index, size in enumerate(sizes):
-        groups.setdefault(nearest_bucket(size, buckets), []).append(index)
+        if index not in aside:
+            groups.setdefault(nearest_bucket(size, buckets), []).append(index)
     return {bucket: groups[bucket] for bucket in buckets if bucket in groups}
 
 

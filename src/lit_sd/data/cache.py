@@ -21,8 +21,7 @@ class MemoryCache:
 
     Pictures are told apart by their pixels after crop and flip, so nothing stale can be found. Each is
     encoded alone: its rounding must not depend on its neighbours, or a resumed run, whose cache is empty,
-        would differ. Once the memory is
-    used up, what is new is encoded each time.
+    would differ. Once the memory is used up, what is new is encoded each time.
 
     Args:
         megabytes: memory for tensors, in MiB.

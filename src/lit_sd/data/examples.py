@@ -1,12 +1,14 @@
-"""Examples by draw, and batches of them."""
+"""Examples by draw, batches of them, and the loader that makes these."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from lit_sd.data.batching import Draw, Source, seeded
+from lit_sd.data.batching import Draw, MixedBatchSampler, OrderedBatchSampler, Source, seeded
 from lit_sd.data.transforms import Size, cut, draw_crop, scale_to_cover
 from lit_sd.types import Batch, Sample
 
@@ -15,8 +17,7 @@ class Examples(Dataset):
     """Examples of several sources by `Draw`; the same draw gives the same example, whatever process asks.
 
     Scaled images are kept in memory up to `cache_mb` in each process: photos from a phone take longer to
-        decode and scale
-    than a step takes.
+    decode and scale than a step takes.
     """
 
     def __init__(
@@ -86,3 +87,35 @@ def collate(items: Sequence[tuple[Sample, bool]], weights: Mapping[str, float]) 
         "crop_top_left": torch.tensor([sample["crop_top_left"] for sample in samples]),
         "target_size": torch.tensor([tuple(pixels.shape[-2:])] * len(samples)),
     }
+
+
+class ResumableLoader(DataLoader):
+    """A loader whose position the DataModule keeps; this tells Lightning that it can resume."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: see `lit_sd.data.datamodule.SDDataModule.state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to do: see `lit_sd.data.datamodule.SDDataModule.state_dict`."""
+
+
+def load_batches(
+    examples: Examples,
+    sampler: MixedBatchSampler | OrderedBatchSampler,
+    weights: Mapping[str, float],
+    *,
+    num_workers: int,
+    seed: int,
+) -> ResumableLoader:
+    """The loader of the sampler's batches; `weights` are the sources'."""
+    own_stream = torch.Generator().manual_seed(seed)  # else each epoch takes from the global one
+    return ResumableLoader(
+        examples,
+        batch_sampler=sampler,
+        collate_fn=partial(collate, weights=weights),
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        generator=own_stream,
+    )

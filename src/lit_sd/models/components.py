@@ -55,8 +55,7 @@ def part_names(index: Mapping[str, Any]) -> list[str]:
     if missing := [name for name in ("unet", "vae", "scheduler") if name not in found]:
         raise ValueError(
             f"this {index.get('_class_name', 'pipeline')} has no {', '.join(missing)}: expected a Stable "
-            "Diffusion 1.x, 2.x or XL "
-            "pipeline"
+            "Diffusion 1.x, 2.x or XL pipeline"
         )
     return found
 
@@ -81,7 +80,13 @@ def component_class(name: str, entry: Any = None) -> type:
 
 
 def load_component(
-    where: str, name: str, entry: Any, variant: str | None, revision: str | None, subfolder: str | None = ""
+    where: str,
+    name: str,
+    entry: Any = None,
+    *,
+    variant: str | None = None,
+    revision: str | None = None,
+    subfolder: str | None = "",
 ) -> Any:
     """Load one part from a folder or the hub.
 

@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Family = Literal["sd15", "sd21", "sdxl", "sdxl_refiner"]
+TrainedComponent = Literal["unet", "text_encoder", "text_encoder_2"]
+"""What an adapter may train, by diffusers' names."""
+PartName = Literal["unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler"]
+"""What a pipeline has, by diffusers' names."""
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 COMPONENTS = ("unet", "vae", *TEXT_ENCODERS)
 """The networks of a pipeline by diffusers' names; this order is used wherever they are listed."""
@@ -23,9 +27,8 @@ def recognise(unet: Mapping[str, Any], vae: Mapping[str, Any], text_encoders: se
     if taken != latent:
         raise ValueError(
             f"this UNet takes {taken} channels where the VAE's latents have {latent}: it is an inpainting, "
-            "image-editing or "
-            "upscaling model. lit-sd trains text-to-image models; point model.path at the base it was made "
-            "from"
+            "image-editing or upscaling model. lit-sd trains text-to-image models; point model.path at the "
+            "base it was made from"
         )
     if unet.get("addition_embed_type") == "text_time":
         if text_encoders == {"text_encoder", "text_encoder_2"}:

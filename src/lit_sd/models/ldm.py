@@ -102,17 +102,14 @@ def _check(component: str, prefix: str, wanted: Mapping[str, Tensor], found: Map
     if missing:
         raise ValueError(
             f"the file lacks {len(missing)} of {len(wanted)} tensors of {component} (under {prefix}), e.g. "
-            f"{missing[0]}. If it "
-            f"holds no {component}, name one with model.parts.{component}=FOLDER; if its shape is another "
-            "one, set "
-            "model.architecture"
+            f"{missing[0]}. If it holds no {component}, name one with model.parts.{component}=FOLDER; if its "
+            "shape is another one, set model.architecture"
         )
     for key, tensor in wanted.items():
         if _squeezed(found[key]) != _squeezed(tensor):
             raise ValueError(
                 f"{component}: {key} has shape {tuple(found[key].shape)} in the file, expected "
-                f"{tuple(tensor.shape)}; set "
-                "model.architecture to the file's own"
+                f"{tuple(tensor.shape)}; set model.architecture to the file's own"
             )
 
 

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 import torch
 from diffusers import DiffusionPipeline
 
-from lit_sd.models.architectures import architecture_folder, build_random, config_of
-from lit_sd.models.components import TOKENIZERS, load_component, part_names
-from lit_sd.models.families import COMPONENTS
-from lit_sd.models.identity import hash_files, hash_text
+from lit_sd.models.architectures import EMBEDDED, SHIPPED, architecture_folder, build_random, config_of
+from lit_sd.models.components import load_component, part_names
+from lit_sd.models.families import COMPONENTS, PartName
+from lit_sd.models.identity import hash_file, hash_files, hash_text, weights_read
 from lit_sd.models.single_file import is_single_file, load_single_file
 from lit_sd.models.stable_diffusion import StableDiffusion
 from lit_sd.objectives import Prediction
@@ -39,7 +39,7 @@ def load(
     init: Init = "pretrained",
     architecture: str | None = None,
     *,
-    parts: Mapping[str, str | None] | None = None,
+    parts: Mapping[PartName, str | None] | None = None,
     prediction: Prediction | None = None,
     dtype: Dtype = "float32",
     gradient_checkpointing: bool = False,
@@ -75,37 +75,34 @@ def load(
         FileNotFoundError: nothing lies at `path`, or a part of it is missing.
         ValueError: an argument has no such choice, or the model is of no family that is trained here.
     """
-    _check_choice("model.init", init, get_args(Init))
-    _check_choice("model.dtype", dtype, get_args(Dtype))
-    if prediction is not None:
-        _check_choice("model.prediction", prediction, get_args(Prediction))
-    if caption_chunks < 1:
-        raise ValueError(
-            f"model.caption_chunks={caption_chunks}; expected 1 (captions are cut at 77 tokens) or more "
-            "windows"
-        )
-    elsewhere = {name: where for name, where in (parts or {}).items() if where}
-    if wrong := sorted(set(elsewhere) - {*COMPONENTS, *TOKENIZERS, "scheduler"}):
-        raise ValueError(
-            f"model.parts has {wrong}; expected names among {[*COMPONENTS, *TOKENIZERS, 'scheduler']}"
-        )
+    elsewhere: dict[str, str] = {name: where for name, where in (parts or {}).items() if where}
+    _check(init, dtype, prediction, caption_chunks, set(elsewhere))
     if init == "random":
         source = _random(architecture, seed, elsewhere)
     else:
         source = _pretrained(path, architecture, elsewhere, variant, revision)
     _replace_parts(source, elsewhere, variant)
-    if prediction is not None:
-        scheduler = source.parts["scheduler"]
-        source.parts["scheduler"] = type(scheduler).from_config(
-            {**scheduler.config, "prediction_type": prediction}
-        )
     model = StableDiffusion(source.parts, source.options, source.identity, caption_chunks)
+    if prediction is not None:
+        model.train_as(prediction)
     return _prepare(model, getattr(torch, dtype), gradient_checkpointing, channels_last)
 
 
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{key}={value!r}; expected one of {', '.join(choices)}")
+def _check(init: str, dtype: str, prediction: str | None, caption_chunks: int, parts: set[str]) -> None:
+    """Choices that the types name, for callers that no type checker sees."""
+    for key, value, kind in (
+        ("model.init", init, Init),
+        ("model.dtype", dtype, Dtype),
+        ("model.prediction", prediction, Prediction),
+        *(("model.parts", name, PartName) for name in sorted(parts)),
+    ):
+        if value is not None and value not in (choices := get_args(kind)):
+            raise ValueError(f"{key}={value!r}; expected one of {', '.join(choices)}")
+    if caption_chunks < 1:
+        raise ValueError(
+            f"model.caption_chunks={caption_chunks}; expected 1 (captions are cut at 77 tokens) or more "
+            "windows"
+        )
 
 
 def _prepare(
@@ -143,8 +140,7 @@ def enable_gradient_checkpointing(model: StableDiffusion) -> None:
 def _random(architecture: str | None, seed: int, elsewhere: Mapping[str, str]) -> Source:
     if architecture is None:
         raise ValueError(
-            "model.init=random needs model.architecture: a shipped one (sd15, sd21, sdxl, sdxl_refiner) or a "
-            "folder"
+            f"model.init=random needs model.architecture: a shipped one ({', '.join(SHIPPED)}) or a folder"
         )
     folder = architecture_folder(architecture)
     made = build_random(folder, seed, without=set(elsewhere))
@@ -168,15 +164,18 @@ def _pretrained(
     where = resolve(path)
     if is_single_file(where):
         parts, options = load_single_file(Path(where), architecture, skip=set(elsewhere))
-        return Source(parts, options, partial(hash_files, Path(where).parent, [Path(where)]))
-    index = _index(where, revision)
+        return Source(parts, options, partial(hash_file, Path(where)))
+    index = read_index(where, revision)
     names = [name for name in part_names(index) if name not in elsewhere]
-    parts = {name: load_component(where, name, index[name], variant, revision) for name in names}
+    parts = {
+        name: load_component(where, name, index[name], variant=variant, revision=revision) for name in names
+    }
     return Source(parts, index, partial(_folder_identity, where, variant, revision))
 
 
 def resolve(path: str | None, key: str = "model.path") -> str:
-    """A model's path, with `openmoji` made into its folder; `key` names the setting in messages.
+    """A model's path, with `openmoji` made into its folder (a folder of that name here is `./openmoji`);
+    `key` names the setting in messages.
 
     Raises:
         ValueError: no path was given.
@@ -187,7 +186,7 @@ def resolve(path: str | None, key: str = "model.path") -> str:
         raise ValueError(
             f"{key} is not set: expected a diffusers folder, a .safetensors or .ckpt file, or a hub name"
         )
-    if path == "openmoji" and not Path(path).exists():
+    if path == EMBEDDED:
         folder = Path(str(files("lit_sd").joinpath("assets/openmoji")))
         if not (folder / "model_index.json").is_file():
             raise FileNotFoundError(
@@ -208,7 +207,8 @@ def resolve(path: str | None, key: str = "model.path") -> str:
     return path
 
 
-def _index(where: str, revision: str | None) -> dict[str, Any]:
+def read_index(where: str, revision: str | None) -> dict[str, Any]:
+    """The `model_index.json` of a folder or hub model. Raises FileNotFoundError where none is to be had."""
     if Path(where).is_dir() and not (Path(where) / "model_index.json").is_file():
         raise FileNotFoundError(
             f"model.path={where}: the folder has no model_index.json, so it is no diffusers model. It holds "
@@ -229,31 +229,32 @@ def _folder_identity(where: str, variant: str | None, revision: str | None) -> s
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(where, revision=revision, local_files_only=True))
-    weights = [p for name in COMPONENTS for p in sorted((folder / name).glob("*")) if p.suffix in SUFFIXES]
-    if variant and any(f".{variant}." in p.name for p in weights):
-        weights = [p for p in weights if f".{variant}." in p.name]
-    return hash_files(folder, weights)
+    return hash_files(folder, [path for name in COMPONENTS for path in weights_read(folder / name, variant)])
+
+
+def place_of_part(name: str, path: str) -> tuple[str, str | None]:
+    """Where a part from elsewhere lies: under its name in a whole model's folder, or in its own folder."""
+    where = resolve(path, f"model.parts.{name}")
+    return where, name if (Path(where) / name).is_dir() else None
 
 
 def _replace_parts(source: Source, elsewhere: Mapping[str, str], variant: str | None) -> None:
     found = {}
     for name, path in elsewhere.items():
-        where = resolve(path, f"model.parts.{name}")
-        whole = (Path(where) / name).is_dir()
-        source.parts[name] = load_component(
-            where, name, None, variant, None, subfolder=name if whole else None
-        )
-        found[name] = f"{where}/{name}" if whole else where
+        where, inside = place_of_part(name, path)
+        source.parts[name] = load_component(where, name, variant=variant, subfolder=inside)
+        found[name] = Path(where, inside or "")
     if found:
-        source.identity = partial(_joint_identity, source.identity, found)
+        source.identity = partial(_joint_identity, source.identity, found, variant)
 
 
-def _joint_identity(base: str | Callable[[], str], parts: Mapping[str, str]) -> str:
+def _joint_identity(base: str | Callable[[], str], parts: Mapping[str, Path], variant: str | None) -> str:
     whole = base if isinstance(base, str) else base()
-    return hash_text(whole, *(f"{name}:{_part_identity(Path(where))}" for name, where in parts.items()))
+    return hash_text(whole, *(f"{name}:{_part_identity(p, variant)}" for name, p in parts.items()))
 
 
-def _part_identity(folder: Path) -> str:
+def _part_identity(folder: Path, variant: str | None) -> str:
     if not folder.is_dir():
         return str(folder)  # a hub name
-    return hash_files(folder, [p for p in folder.iterdir() if p.is_file()])
+    settings = [p for p in folder.iterdir() if p.suffix in (".json", ".txt") and ".index." not in p.name]
+    return hash_files(folder, [*weights_read(folder, variant), *settings])

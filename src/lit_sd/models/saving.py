@@ -39,7 +39,16 @@ def save_folder(model: StableDiffusion, folder: Path, dtype: torch.dtype | None 
             model.pipeline().save_pretrained(aside)
         for path in sorted(aside.glob("*/*.safetensors")):
             _rewrite(path, dtype)
+        forget_origin(aside)
     return folder
+
+
+def forget_origin(folder: Path) -> None:
+    """Take from a model's configs where its parts were loaded from: a path of this machine."""
+    for path in sorted(folder.rglob("config.json")):
+        settings = json.loads(path.read_text())
+        if settings.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager

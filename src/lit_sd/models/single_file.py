@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import safetensors.torch
 import torch
@@ -28,9 +29,7 @@ V_PREDICTION_NORM = "model.diffusion_model.output_blocks.11.1.transformer_blocks
 
 
 def is_single_file(path: str) -> bool:
-    """Whether a path is one file. Raises ValueError for a file of another kind than `.safetensors` and
-    `.ckpt`.
-    """
+    """Whether a path is one file. Raises ValueError where it is neither `.safetensors` nor `.ckpt`."""
     file = Path(path)
     if file.is_file() and file.suffix not in ENDINGS:
         raise ValueError(
@@ -89,7 +88,7 @@ def architecture_of_file(path: Path, architecture: str | None = None) -> str:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
         checkpoint = _old_names({key: torch.empty(shape, device="meta") for key, shape in shapes.items()})
     else:
-        checkpoint, _ = read_tensors(path)
+        checkpoint, _ = read_tensors(path, mapped=True)
     return _shape_of(recognise_file(checkpoint, path), architecture)
 
 
@@ -98,17 +97,25 @@ def _shape_of(family: Family, architecture: str | None) -> str:
     return family if architecture is None or architecture in ARCHITECTURES else architecture
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file. Raises ValueError where reading it would run code."""
+def read_tensors(path: Path, mapped: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file.
+
+    Args:
+        path: the file.
+        mapped: leave a `.ckpt`'s weights on disk until they are used, where its format allows that.
+
+    Raises:
+        ValueError: reading it would run code.
+    """
     if path.suffix == ".safetensors":
         return _old_names(safetensors.torch.load_file(path)), _metadata(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = mapped and is_zipfile(path)  # files from before torch 1.6 are none
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path.name} holds Python objects beside its tensors, and reading those would run code from the "
-            "file: refused. "
-            "Use the .safetensors of the same model, or convert it where you trust it"
+            "file: refused. Use the .safetensors of the same model, or convert it where you trust it"
         ) from error
     while isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
@@ -144,8 +151,8 @@ def recognise_file(checkpoint: Mapping[str, Tensor], path: Path) -> Family:
         kind = "a LoRA" if any("lora" in key for key in checkpoint) else "no Stable Diffusion base model"
         raise ValueError(
             f"{path.name} is {kind}: it has no tensors under {UNET} (it has e.g. "
-            f"{next(iter(checkpoint), 'none')}). Expected a "
-            "whole model in one file; a folder in diffusers' layout is loaded by naming the folder"
+            f"{next(iter(checkpoint), 'none')}). Expected a whole model in one file; a folder in diffusers' "
+            "layout is loaded by naming the folder"
         )
     signs: dict[str, Family] = {
         "conditioner.embedders.1.": "sdxl",
@@ -172,7 +179,7 @@ def _scheduler(
     found: dict[str, Any] = {"prediction_type": recognise_prediction(family, checkpoint, metadata)}
     if "ztsnr" in checkpoint:
         found |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    return type(scheduler).from_config({**scheduler.config, **found})
+    return type(scheduler).from_config(scheduler.config, **found)
 
 
 def recognise_prediction(
@@ -181,8 +188,8 @@ def recognise_prediction(
     """What a single file's UNet predicts; `model.prediction` overrides it.
 
     In this order: the metadata's `modelspec.prediction_type`; the marker tensor `v_pred` of SDXL models; for
-        SD 2.x the
-    spread of one norm's bias, which the v-models have larger (as ComfyUI tells them apart); else epsilon.
+    SD 2.x the spread of one norm's bias, which is larger in v-models (as ComfyUI tells them apart); else
+    epsilon.
     """
     declared = metadata.get("modelspec.prediction_type", "").lower()
     if declared in ("v", "v_prediction") or "v_pred" in checkpoint:

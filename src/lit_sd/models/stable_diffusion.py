@@ -12,32 +12,20 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from diffusers import (
-    DDPMScheduler,
-    StableDiffusionPipeline,
-    StableDiffusionXLImg2ImgPipeline,
-    StableDiffusionXLPipeline,
-)
+from diffusers import DDPMScheduler
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lit_sd.models.families import COMPONENTS, Family, recognise
+from lit_sd.models.pipelines import pipeline_of, pipeline_options
 from lit_sd.models.text import count_tokens, hidden_states, tokenise
-from lit_sd.objectives import NoiseSchedule
+from lit_sd.objectives import NoiseSchedule, Prediction
 from lit_sd.types import Batch, Conditioning, Latents, Pixels
 
 log = logging.getLogger(__name__)
 
 AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
 """What SDXL's refiner is told of a picture's looks; diffusers' defaults for wanted and unwanted pictures."""
-
-PIPELINE_OPTIONS: dict[Family, tuple[str, ...]] = {
-    "sd15": (),
-    "sd21": (),
-    "sdxl": ("force_zeros_for_empty_prompt",),
-    "sdxl_refiner": ("force_zeros_for_empty_prompt", "requires_aesthetics_score"),
-}
-"""Settings in `model_index.json` that change what a family's pipeline computes."""
 
 
 class StableDiffusion(nn.Module):
@@ -78,7 +66,7 @@ class StableDiffusion(nn.Module):
         self.tokenizer, self.tokenizer_2 = parts.get("tokenizer"), parts.get("tokenizer_2")
         encoders = {name for name in COMPONENTS if name.startswith("text") and parts.get(name) is not None}
         self.family: Family = recognise(self.unet.config, self.vae.config, encoders)
-        self.options = {k: v for k, v in (options or {}).items() if k in PIPELINE_OPTIONS[self.family]}
+        self.options = pipeline_options(self.family, options)
         self.sampling_config = dict(parts["scheduler"].config)
         self.scheduler = DDPMScheduler.from_config(parts["scheduler"].config)
         self.caption_chunks = caption_chunks
@@ -122,6 +110,12 @@ class StableDiffusion(nn.Module):
     def noise_schedule(self) -> NoiseSchedule:
         """The schedule that the model was trained on, with its prediction type."""
         return NoiseSchedule.from_scheduler(self.scheduler)
+
+    def train_as(self, prediction: Prediction) -> None:
+        """From now on the UNet counts as predicting this: in training, sampling, pipelines and exports."""
+        # As arguments, since from_config leaves out what the config lists as not given in its file.
+        self.scheduler = DDPMScheduler.from_config(self.scheduler.config, prediction_type=prediction)
+        self.sampling_config = dict(self.sampling_scheduler(prediction_type=prediction).config)
 
     # Pictures
 
@@ -285,19 +279,14 @@ class StableDiffusion(nn.Module):
         Args:
             scheduler: any diffusers scheduler; by default the one that the model came with.
         """
-        parts = {**self.components(), "scheduler": scheduler or self.sampling_scheduler()}
-        parts |= {"tokenizer": self.tokenizer}
-        if self.family in ("sd15", "sd21"):
-            no_checker = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-            return StableDiffusionPipeline(**parts, **no_checker)
-        parts |= {"text_encoder": self.text_encoder, "tokenizer_2": self.tokenizer_2, **self.options}
-        if self.family == "sdxl":
-            return StableDiffusionXLPipeline(**parts, add_watermarker=False)
-        return StableDiffusionXLImg2ImgPipeline(**parts, add_watermarker=False)
+        parts = {name: getattr(self, name) for name in (*COMPONENTS, "tokenizer", "tokenizer_2")}
+        return pipeline_of(
+            self.family, {**parts, "scheduler": scheduler or self.sampling_scheduler()}, self.options
+        )
 
-    def sampling_scheduler(self) -> Any:
-        """A new scheduler of the kind that the model came with."""
+    def sampling_scheduler(self, **settings: Any) -> Any:
+        """A new scheduler of the kind that the model came with; `settings` win over its own."""
         import diffusers
 
         cls = getattr(diffusers, self.sampling_config.get("_class_name", "DDIMScheduler"))
-        return cls.from_config(self.sampling_config)
+        return cls.from_config(self.sampling_config, **settings)

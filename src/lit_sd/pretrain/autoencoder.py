@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_sd.models.saving import written_aside
-from lit_sd.trainable import StepRecord, Trainable
+from lit_sd.trainable import StepRecord, Trainable, all_finite
 from lit_sd.types import Batch, Pixels
 
 MEASURED_BATCHES = 64
@@ -89,9 +89,8 @@ class AutoencoderModule(Trainable):
         output, kl = self._reconstruct(pixels, noise.to(pixels))
         parts = reconstruction_losses(output, pixels)
         losses = sum((w * parts[name] for name, w in self.weights.items()), self.kl_weight * kl.float())
-        self.record = StepRecord(
-            batch["ids"], losses.detach(), None, {"pixels": pixels, "output": output.detach()}
-        )
+        finite = {"pixels": all_finite(pixels), "output": all_finite(output)}
+        self.record = StepRecord(batch["ids"], losses.detach(), None, finite)
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
@@ -137,7 +136,8 @@ class AutoencoderModule(Trainable):
         """
         vae = copy.deepcopy(self.model).eval()
         batches: Any = self.trainer.train_dataloader
-        standardise(vae, (batch["pixels"] for batch in islice(batches, MEASURED_BATCHES)))
+        some = islice(batches, MEASURED_BATCHES)
+        standardise(vae, (batch["pixels"].to(self.device) for batch in some))
         with written_aside(folder / "vae") as aside:
             vae.save_pretrained(aside)
         return [folder / "vae"]

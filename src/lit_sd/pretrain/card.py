@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lit_sd.data.chelsea import CROPS, chelsea
-from lit_sd.data.openmoji import OpenMoji, photographs, read_holdout
+from lit_sd.data.holdout import read_holdout
+from lit_sd.data.openmoji import OpenMoji, photographs
 from lit_sd.generate import generate, to_pictures
 from lit_sd.metrics import ClipFeatures, frechet_distance, mean_cosine, recall_at, to_uint8
 from lit_sd.models.loading import load
@@ -138,9 +139,8 @@ def measure(folder: Path, cache: str, fid_images: int) -> tuple[dict[str, Any], 
     figures["clip_score_generated"] = (texts * vectors).sum(1).mean().item()
     figures["clip_score_shuffled"] = mismatched(texts, vectors)
     figures["generated_recall_at_10"] = recall_at(texts @ vectors.T, 10)
-    if fid_images:
-        figures["fid_openmoji_clip"] = fid(model, features, train, fid_images)
-        figures["fid_images"] = fid_images
+    figures["fid_openmoji_clip"] = fid(model, features, train, fid_images)
+    figures["fid_images"] = fid_images
     sheets = {
         "real": real,
         "generated": drawn,

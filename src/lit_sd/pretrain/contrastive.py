@@ -18,7 +18,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextMode
 from lit_sd.metrics import recall_at
 from lit_sd.models.saving import written_aside
 from lit_sd.randomness import isolated
-from lit_sd.trainable import StepRecord, Trainable
+from lit_sd.trainable import StepRecord, Trainable, all_finite
 from lit_sd.types import Batch, Pixels
 
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -47,11 +47,11 @@ def contrastive_losses(
         same: which pairs of the batch have the same caption; these count as positives.
     """
     logits = scale * images @ texts.T
-    between = (scale * images @ images.T).masked_fill(torch.eye(len(images), dtype=torch.bool), -math.inf)
-    others = same & ~torch.eye(len(images), dtype=torch.bool, device=same.device)
+    itself = torch.eye(len(images), dtype=torch.bool, device=images.device)
+    between = (scale * images @ images.T).masked_fill(itself, -math.inf)
     return {
         "text": (multi_positive(logits, same) + multi_positive(logits.T, same)) / 2,
-        "image": multi_positive(between, others),
+        "image": multi_positive(between, same & ~itself),
     }
 
 
@@ -121,9 +121,8 @@ class ContrastiveModule(Trainable):
         scale = self.model.logit_scale.exp().clamp(max=100)
         parts = contrastive_losses(images, texts, scale, label[:, None] == label[None])
         losses = parts["text"] + self.image_weight * parts["image"]
-        self.record = StepRecord(
-            batch["ids"], losses.detach(), None, {"images": images.detach(), "texts": texts.detach()}
-        )
+        finite = {"images": all_finite(images), "texts": all_finite(texts)}
+        self.record = StepRecord(batch["ids"], losses.detach(), None, finite)
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss

@@ -17,9 +17,9 @@ from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTokenizer
 
 from lit_sd.data.openmoji import PHOTOGRAPHS, OpenMoji
+from lit_sd.models.tokenizer import END, START
 
 POSITIONS = 77
-START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 def learn_vocabulary(captions: Iterable[str], size: int) -> CLIPTokenizer:

@@ -1,0 +1,36 @@
+"""Where what the user names lies."""
+
+import os
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
+
+from lit_sd.config import ConfigError
+
+
+def launch_folder() -> Path:
+    """The folder that the user's relative paths count from."""
+    return Path(get_original_cwd() if HydraConfig.initialized() else os.getcwd())
+
+
+def checkpoint_in(path: str | Path) -> Path:
+    """A checkpoint, from its file, its folder, or its run's folder (`last.ckpt` there).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(path)
+    candidates = [path / "checkpoints" / "last.ckpt", path / "last.ckpt"]
+    if path.is_file():
+        return path
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    if not path.is_dir():
+        raise ConfigError(
+            [f"ckpt={path}: there is no such file; expected a .ckpt file or the folder of a run"]
+        )
+    there = sorted(str(p.relative_to(path)) for p in path.rglob("*.ckpt"))
+    what = f"it holds {', '.join(there)}; name one of them" if there else "it holds no checkpoint"
+    raise ConfigError([f"ckpt={path}: no last.ckpt in this folder; {what}"])
