@@ -13,8 +13,12 @@ class Pixels(nn.Module):
 
     num_features, size = 3, 4
 
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("channels", torch.arange(3))  # an index, as CLIP's position ids
+
     def forward(self, pictures):
-        return pictures[:, :, 0, 0].float() / 255
+        return pictures[:, self.channels, 0, 0].float() / 255
 
 
 def pictures(values):

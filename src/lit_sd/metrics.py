@@ -114,7 +114,7 @@ def frechet_distance(features: Any, real: Iterable[Tensor], generated: Iterable[
 
     metric = FrechetInceptionDistance(
         feature=features, input_img_size=(3, features.size, features.size), antialias=True
-    ).set_dtype(torch.float64)
+    )
     with torch.no_grad():
         for is_real, batches in ((True, real), (False, generated)):
             for batch in batches:

@@ -25,6 +25,7 @@ from lit_sd.data.openmoji import OpenMoji, photographs
 from lit_sd.generate import generate, to_pictures
 from lit_sd.metrics import ClipFeatures, frechet_distance, mean_cosine, recall_at, to_uint8
 from lit_sd.models.loading import load
+from lit_sd.models.saving import forget_origin
 from lit_sd.models.stable_diffusion import StableDiffusion
 from lit_sd.pretrain.autoencoder import psnr
 
@@ -57,6 +58,7 @@ def ship(base: Path, target: Path) -> None:
         for weights in aside.glob("*.safetensors"):
             tensors = {k: v.half() if v.is_floating_point() else v for k, v in load_file(weights).items()}
             save_file(tensors, weights, {"format": "pt"})
+        forget_origin(aside)
         shutil.rmtree(target / part, ignore_errors=True)
         aside.rename(target / part)
     shutil.copy2(base / "pipeline/model_index.json", target / "model_index.json")
