@@ -6,6 +6,7 @@ downloaded.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -28,9 +29,10 @@ from diffusers import (
 )
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from lit_sd.models.families import Family
 from lit_sd.models.tokenizer import clip_tokenizer
 
-FAMILIES = ("sd15", "sd21", "sdxl", "sdxl_refiner")
+FAMILIES = get_args(Family)
 
 
 def tiny_text_encoder(cls=CLIPTextModel, act: str = "quick_gelu", layers: int = 2, width: int = 32):
@@ -79,7 +81,7 @@ def tiny_unet(**config) -> UNet2DConditionModel:
 
 def tiny_pipeline(family: str):
     """A random pipeline of a family, with all that tells the families apart."""
-    torch.manual_seed(FAMILIES.index(family))
+    torch.manual_seed(get_args(Family).index(family))
     betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
     ddim = betas | {"clip_sample": False, "set_alpha_to_one": False}
     size_ids = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}

@@ -1,6 +1,7 @@
 """Contract 7: methods × objectives × families on tiny models; contract 1 in every cell."""
 
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from tiny_runs import everything, images, module_of, saver_of, trained, trainer_
 from lit_sd.adapters.full import Full
 from lit_sd.adapters.peft import Peft
 from lit_sd.callbacks import GradientCheck, NonFiniteCheck
+from lit_sd.models.families import Family
 from lit_sd.objectives import Objective, min_snr_weighting
 
-FAMILIES = ("sd15", "sd21", "sdxl", "sdxl_refiner")
 ENCODERS = {
     "sd15": ["text_encoder"],
     "sd21": ["text_encoder"],
@@ -52,7 +53,7 @@ def changed(module, before):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", get_args(Family))
 def test_two_steps(tiny_model, tmp_path, root, name, adapter, objective):
     module = module_of(tiny_model(name), ADAPTERS[adapter](["unet"]), objective=OBJECTIVES[objective]())
     before = everything(module)
@@ -69,7 +70,7 @@ def test_two_steps(tiny_model, tmp_path, root, name, adapter, objective):
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "recomputed"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", get_args(Family))
 def test_text_encoders_train_too(tiny_model, tmp_path, root, name, adapter, checkpointing):
     """F27: every tensor gets a gradient, with and without gradient checkpointing."""
     model = tiny_model(name, gradient_checkpointing=checkpointing)

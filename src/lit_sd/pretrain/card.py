@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lit_sd.allocator import keep_freed_memory
 from lit_sd.data.chelsea import CROPS, chelsea
 from lit_sd.data.holdout import read_holdout
 from lit_sd.data.openmoji import OpenMoji, photographs
@@ -239,6 +240,7 @@ def write_card(folder: Path, figures: dict[str, Any]) -> None:
 
 def main(base: str, target: str, fid_images: str = "2000", cache: str = "data/openmoji") -> None:
     """Ship `base` to `target`, measure what was shipped, and write its card and sheet."""
+    keep_freed_memory()
     folder = Path(target)
     ship(Path(base), folder)
     figures, sheets = measure(folder, cache, int(fid_images))
