@@ -3,7 +3,7 @@ CLIP's image space.
 
     python train.py experiment=dreambooth_cat paths.output_dir=logs/cat
     python train.py experiment=dreambooth_cat paths.output_dir=logs/cat_alone \
-        data.prior_weight=0 data.batch_size=8
+        data.prior_weight=0 data.batch_size=8 data.repeats=8
     python benchmarks/dreambooth.py logs/cat logs/cat_alone --sheet docs/images/dreambooth_cat.png
 
 Subject fidelity is the mean cosine between 16 pictures of the instance prompt and the photos that were
@@ -28,7 +28,7 @@ from lit_sd.pretrain.card import SIZE, sheet
 from lit_sd.run import rebuild
 
 COUNT, STEPS, GUIDANCE = 16, 25, 3.0
-OTHERS = ("cat face", "red heart")
+OTHERS = ("smiling face with halo", "red heart")
 """Prompts that the training has nothing to do with."""
 
 
@@ -73,11 +73,9 @@ def main() -> None:
     ]
     labels, table = ["the photos"], {}
     for name, model in models.items():
-        table[name], drawn = measure(
-            model, features, photos, cfg.data.prompt, cfg.data.class_prompt or "a photo of cat"
-        )
+        table[name], drawn = measure(model, features, photos, cfg.data.prompt, cfg.data.class_prompt)
         rows += drawn
-        labels += [f"{name}\nsks cat", f"{name}\ncat", f"{name}\nothers"]
+        labels += [f"{name}\ninstance", f"{name}\nclass", f"{name}\nothers"]
     print(json.dumps(table, indent=1))
     if args.sheet:
         args.sheet.parent.mkdir(parents=True, exist_ok=True)

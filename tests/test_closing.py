@@ -34,6 +34,13 @@ def test_it_names_what_is_there_and_three_commands(tmp_path: Path, monkeypatch) 
     assert again[1:] == ["train.py", "data.root=FOLDER_OF_YOUR_PHOTOS"]
 
 
+def test_the_next_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    started = ["strategy=lora", "paths.output_dir=run", "ckpt=old", "optimizer.lr=1e-3"]
+    monkeypatch.setattr("lit_sd.closing.overrides", lambda: started)
+    told = shlex.split(lines(tmp_path / "run", True)[-1])
+    assert told[1:] == ["train.py", "strategy=lora", "optimizer.lr=1e-3", "data.root=FOLDER_OF_YOUR_PHOTOS"]
+
+
 def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:
     assert not any(line.split()[0] in ("pictures", "checkpoint", "export") for line in lines(tmp_path)[1:])
 

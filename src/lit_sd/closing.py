@@ -54,7 +54,8 @@ def next_commands(cfg: DictConfig, run: Path, checkpoint: Path | None, can_draw:
         commands.append(f"{script} generate --run {shlex.quote(shown(run))} --prompt {shlex.quote(prompt)}")
     if checkpoint is not None:
         commands.append(f"{python} evaluate.py ckpt={shlex.quote(shown(checkpoint))}")
-    words = [word for word in overrides() if not word.startswith(("ckpt=", "data.root="))]
+    of_this_run = ("ckpt=", "data.root=", "paths.output_dir=")
+    words = [word for word in overrides() if not word.startswith(of_this_run)]
     again = " ".join([python, "train.py", *map(shlex.quote, words)])
     if can_draw and "root" in cfg.data:
         commands.append(f"{again} data.root=FOLDER_OF_YOUR_PHOTOS")

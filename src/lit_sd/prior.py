@@ -18,12 +18,12 @@ import torch.distributed as dist
 from PIL import Image
 from rich.progress import Progress
 
+from lit_sd.data.class_images import MANIFEST
 from lit_sd.data.folder import list_folder
 
 Generate = Callable[[list[str], list[int]], Sequence[Image.Image]]
 """`(prompts, seeds) -> pictures`, one for each."""
 
-MANIFEST = "manifest.json"
 STRIDE = 1_000_003
 """Between the seeds of one picture's tries; odd, so that what ails every second seed is left behind."""
 

@@ -174,6 +174,19 @@ def test_a_prior_source_waits_for_its_images(tmp_path):
     assert prior.captions() == ["a photo of cat"] * 3
 
 
+def test_of_its_own_files_in_a_prior_folder_nobody_is_told(tmp_path):
+    for name in ("0.png", "1.png"):
+        noise().save(tmp_path / name)
+    (tmp_path / "manifest.json").write_text("{}")
+    prior = PriorSource(tmp_path, "a photo of cat", 2)
+    prior.check()
+    assert prior.notes == []
+    (tmp_path / "notes.json").write_text("{}")
+    prior.forget()
+    prior.check()
+    assert prior.notes == ["files that are no images are passed over: 1 .json"]
+
+
 def test_a_prior_source_that_forgets_sees_what_was_made_since(tmp_path):
     prior = PriorSource(tmp_path, "a photo of cat", 2)
     for name in ("a", "b"):

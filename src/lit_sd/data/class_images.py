@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from lit_sd.data.folder import FolderSource, list_folder
 
+MANIFEST = "manifest.json"
+"""What `lit_sd.prior` writes beside the images that it makes."""
+
 
 class PriorRequest(NamedTuple):
     """Class images to be made before training."""
@@ -18,6 +21,8 @@ class PriorRequest(NamedTuple):
 
 class PriorSource(FolderSource):
     """DreamBooth's class images, which the base model makes where they are missing; see `lit_sd.prior`."""
+
+    own_files = (MANIFEST,)
 
     def __init__(
         self,

@@ -59,6 +59,9 @@ class FolderSource:
     caption of their own.
     """
 
+    own_files: tuple[str, ...] = ()
+    """Files of this project in the folder, of which no user has to be told."""
+
     def __init__(
         self,
         root: str | os.PathLike | None,
@@ -170,7 +173,8 @@ class FolderSource:
         self._sizes = [facts[image].size for image in self._images]
         if alpha := sum(facts[image].alpha for image in self._images):
             notes.append(f"{alpha} images have transparency and are laid on white")
-        foreign = Counter(PurePosixPath(name).suffix.lower() or "none" for name in others)
+        unknown = [PurePosixPath(name) for name in others if name not in self.own_files]
+        foreign = Counter(path.suffix.lower() or "none" for path in unknown)
         if strange := [f"{n} {ext}" for ext, n in foreign.most_common() if ext not in (*SIDECARS, ".jsonl")]:
             notes.append(f"files that are no images are passed over: {', '.join(strange[:8])}")
         self.notes = notes
