@@ -2,12 +2,13 @@
 
     python benchmarks/step.py openmoji
     python benchmarks/step.py sd15 --rounds 3 --steps 12
+    python benchmarks/step.py openmoji --batch-size 64 --allocator --rounds 2
 
 All three train the same network on the same batch with the same precision, clipping and optimizer, each in
 a process of its own, one after another, round after round; what is printed are medians over all steps after
-the warm-up. Nothing is cached: each step encodes its picture and caption. `--cached` adds the trainer and
-the bare loop with latents and text states kept. `--allocator` repeats the trainer's runs without keeping
-freed memory (see `lit_sd.allocator`).
+the warm-up. Nothing is cached: each step encodes its picture and caption. The trainer reads each picture from
+its file, the loops have them in memory. `--cached` adds the trainer and the bare loop with latents and text
+states kept. `--allocator` repeats the trainer's runs without keeping freed memory (see `lit_sd.allocator`).
 """
 
 import argparse
@@ -45,7 +46,7 @@ SHAPES: dict[str, list[str]] = {
 KINDS = ("trainer", "bare", "diffusers")
 
 
-def make_run(shape: str, folder: Path, steps: int, cached: bool) -> Any:
+def make_run(shape: str, folder: Path, steps: int, cached: bool, batch_size: int | None) -> Any:
     """The run that `train.py` would make: data, module and trainer, on 32 pictures of noise."""
     import numpy as np
     from hydra import compose, initialize_config_dir
@@ -61,7 +62,9 @@ def make_run(shape: str, folder: Path, steps: int, cached: bool) -> Any:
             Image.fromarray(pixels).save(images / f"{i}.png")
     overrides = [
         *SHAPES[shape],
+        *([f"data.batch_size={batch_size}"] if batch_size else []),
         f"data.root={images}",
+        "data.repeats=4",
         "data.prompt='a photo of noise'",
         "data.num_workers=0",
         f"trainer.max_steps={steps}",
@@ -164,7 +167,7 @@ def worker(args: argparse.Namespace) -> None:
 
         keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        run = make_run(args.shape, Path(folder), args.steps, args.worker_cached)
+        run = make_run(args.shape, Path(folder), args.steps, args.worker_cached, args.batch_size)
         if args.worker == "trainer":
             seconds = time_trainer(run)
         else:
@@ -188,6 +191,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
                 ["--warmup", str(args.warmup)] + ["--worker-cached"] * cached + ["--keep-memory"] * keep
             )
             env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+            command += ["--batch-size", str(args.batch_size)] if args.batch_size else []
             output = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
             if output.returncode:
                 raise SystemExit(output.stderr)
@@ -205,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, help="instead of the shape's own")
     parser.add_argument("--cached", action="store_true")
     parser.add_argument("--allocator", action="store_true")
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)

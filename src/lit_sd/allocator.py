@@ -1,8 +1,8 @@
 """Keep freed memory for the next tensor, where training runs on the CPU.
 
-glibc hands each large block back to the system at once, and the next one is paged in anew: on Linux that
-makes fresh tensors several times slower to write than reused ones (`benchmarks/step.py --allocator`
-measures it).
+glibc hands each block above 32 MiB (its highest M_MMAP_THRESHOLD) back to the system at once, and the next
+one is paged in anew: on Linux that makes fresh tensors of this size several times slower to write than reused
+ones. Large batches and large pictures have them (`benchmarks/step.py openmoji --batch-size 64 --allocator`).
 """
 
 import ctypes
