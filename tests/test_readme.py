@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,17 @@ def test_generate_commands(line: str, checkout: Path) -> None:
     assert len(list((checkout / "logs/train/runs/RUN/generated").glob("a-photo-of-sks-cat*.png"))) == 4
 
 
+@pytest.mark.parametrize("line", commands(README, "python benchmarks/"))
+def test_benchmarks_take_these_options(line: str) -> None:
+    _, script, *arguments = shlex.split(line)
+    told = subprocess.run(
+        [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert told.returncode == 0, told.stderr
+    for option in (word for word in arguments if word.startswith("--")):
+        assert option in told.stdout
+
+
 def test_the_faults_that_it_shows_are_those_that_are_told() -> None:
     (block,) = re.findall(r"```text\n\$ python train\.py (.*?)```", README, re.DOTALL)
     line, _, shown = block.partition("\n")
@@ -173,5 +185,12 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_nothing_else_is_called() -> None:
-    known = ("make ", "python train.py", "python evaluate.py", "lit-sd ")
+    known = (
+        "make ",
+        "python train.py",
+        "python evaluate.py",
+        "lit-sd ",
+        "python benchmarks/",
+        "python -m lit_sd.",
+    )
     assert all(line.startswith(known) for line in commands(README, "") if line)
