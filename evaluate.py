@@ -8,8 +8,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_sd.command_line import check_command_line, refuse
-from lit_sd.config import ConfigError
+from lit_sd.command_line import check_command_line
+from lit_sd.refusal import refusing
 
 CONF = Path(__file__).resolve().parent / "conf"
 
@@ -17,12 +17,10 @@ CONF = Path(__file__).resolve().parent / "conf"
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """One evaluation; returns its metrics."""
-    from lit_sd.evaluation import evaluate  # imports torch, so only after the check
+    with refusing():
+        from lit_sd.evaluation import evaluate  # imports torch, so only after the check
 
-    try:
         return evaluate(cfg)
-    except ConfigError as error:
-        refuse(error)
 
 
 if __name__ == "__main__":

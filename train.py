@@ -10,8 +10,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_sd.command_line import check_command_line, refuse
-from lit_sd.config import ConfigError
+from lit_sd.command_line import check_command_line
+from lit_sd.refusal import refusing
 
 CONF = Path(__file__).resolve().parent / "conf"
 
@@ -19,12 +19,11 @@ CONF = Path(__file__).resolve().parent / "conf"
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> dict[str, float]:
     """One training job; returns its last metrics, for sweepers."""
-    from lit_sd.run import train  # imports torch, so only after the check
+    with refusing():
+        from lit_sd.run import fit, prepare  # imports torch, so only after the check
 
-    try:
-        return train(cfg)
-    except ConfigError as error:
-        refuse(error)
+        run = prepare(cfg)
+    return fit(run)
 
 
 if __name__ == "__main__":

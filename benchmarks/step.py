@@ -52,7 +52,8 @@ def make_run(shape: str, folder: Path, steps: int, cached: bool, batch_size: int
     from hydra import compose, initialize_config_dir
     from PIL import Image
 
-    from lit_sd.run import build, settle
+    from lit_sd.run import build
+    from lit_sd.settled import settle
 
     images = folder / "images"
     if not images.exists():

@@ -43,6 +43,13 @@ def test_a_folder_without_a_checkpoint_is_told_in_one_line(tmp_path: Path) -> No
     assert "Traceback" not in result.output
 
 
+def test_what_lies_in_the_way_is_told_before_anything_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("--run", str(tmp_path), "--prompt", "a cat", "--out", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "--out" in result.output
+
+
 def test_another_base_model_is_refused(finished_run: Path, tiny_model_dir) -> None:
     result = call("--run", str(finished_run), "--prompt", "a cat", "--model", str(tiny_model_dir("sd21")))
     assert result.exit_code == 2

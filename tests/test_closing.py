@@ -34,11 +34,29 @@ def test_it_names_what_is_there_and_three_commands(tmp_path: Path, monkeypatch) 
     assert again[1:] == ["train.py", "data.root=FOLDER_OF_YOUR_PHOTOS"]
 
 
-def test_the_next_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch) -> None:
-    started = ["strategy=lora", "paths.output_dir=run", "ckpt=old", "optimizer.lr=1e-3"]
-    monkeypatch.setattr("lit_sd.closing.overrides", lambda: started)
-    told = shlex.split(lines(tmp_path / "run", True)[-1])
-    assert told[1:] == ["train.py", "strategy=lora", "optimizer.lr=1e-3", "data.root=FOLDER_OF_YOUR_PHOTOS"]
+def command(folder: Path, monkeypatch, *started: str) -> list[str]:
+    """The last command that a run started with these words recommends."""
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "checkpoints" / "last.ckpt").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("lit_sd.closing.overrides", lambda: list(started))
+    return shlex.split(lines(folder / "run", True)[-1])[1:]
+
+
+def test_the_next_run_gets_a_folder_of_its_own_and_each_word_once(tmp_path: Path, monkeypatch) -> None:
+    started = ["strategy=lora", "paths.output_dir=run", "ckpt=old", "optimizer.lr=1", "++optimizer.lr=2"]
+    told = command(tmp_path, monkeypatch, *started)
+    assert told == ["train.py", "strategy=lora", "optimizer.lr=2", "data.root=FOLDER_OF_YOUR_PHOTOS"]
+
+
+def test_who_has_trained_on_own_photos_is_told_how_to_go_on(tmp_path: Path, monkeypatch) -> None:
+    told = command(tmp_path, monkeypatch, "data.root=mine", "ckpt=old", "trainer.max_steps=4")
+    assert told == ["train.py", "data.root=mine", "trainer.max_steps=MORE", "ckpt=run/checkpoints/last.ckpt"]
+
+
+def test_a_job_of_a_sweep_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("lit_sd.closing.is_job_of_sweep", lambda: True)
+    assert "Next:" not in lines(tmp_path)
 
 
 def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:

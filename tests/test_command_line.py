@@ -134,7 +134,20 @@ def test_evaluation_has_its_own_names() -> None:
     assert "sampling.stepz: no such key; nearest: sampling.steps" in told
     assert "seeds: expected list of int, got int 3" in told
     assert "ckpt: needs a value; give ckpt=…" in told
-    assert faults("ckpt=x", "data.val_root=y", "trainer.devices=2", name="evaluate") == []
+    assert faults("ckpt=.", "data.val_root=y", name="evaluate")[0].startswith(
+        "ckpt=.: no last.ckpt in this folder"
+    )
+
+
+def test_a_checkpoint_that_is_not_there_is_told_as_early_as_a_misspelt_word(
+    tmp_path: Path, monkeypatch
+) -> None:
+    missing = "ckpt=gone.ckpt: there is no such file; expected a .ckpt file or the folder of a run"
+    assert faults("ckpt=gone.ckpt", "data.root=photos") == [missing]
+    assert faults("ckpt=gone.ckpt", name="evaluate") == [missing]
+    (tmp_path / "gone.ckpt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert faults("ckpt=gone.ckpt", "data.root=photos") == []
 
 
 def test_an_evaluations_changes_are_checked_against_the_runs_own_config(tmp_path: Path) -> None:
@@ -151,7 +164,8 @@ def test_an_evaluations_changes_are_checked_against_the_runs_own_config(tmp_path
         assert any(line.endswith("nearest: trainer.devices") for line in told)
         assert any(line.startswith("model.dtype: expected one of") for line in told)
         assert faults(f"ckpt={place}", "data.val_root=y", "trainer.devices=2", name="evaluate") == []
-    assert faults(f"ckpt={tmp_path.parent}", *wrong, name="evaluate") == []
+    (tmp_path / "config.yaml").unlink()
+    assert faults(f"ckpt={tmp_path}", *wrong, name="evaluate") == []
 
 
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])

@@ -10,8 +10,7 @@ from finished_run import composed, made_run, photos  # noqa: F401
 from PIL import Image
 
 from lit_sd import run
-from lit_sd.config import ConfigError
-from lit_sd.evaluation import draw_from_run, evaluate, slug
+from lit_sd.evaluation import draw_from_run, evaluate, slug, stems
 from lit_sd.run import make, rebuild
 from lit_sd.trainable import read_checkpoint
 
@@ -102,14 +101,15 @@ def test_the_process_is_made_ready_as_for_training(
     def reached() -> bool:
         raise ReadyError
 
+    (tmp_path / "empty.ckpt").touch()
     monkeypatch.setattr(run, "keep_freed_memory", reached)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
     for use in (
-        lambda: judged(tmp_path / "none", tmp_path / "out"),
+        lambda: judged(tmp_path / "empty.ckpt", tmp_path / "out"),
         lambda: draw_from_run(finished_run / "none", ["a cat"], [0], {}),
     ):
-        # with an accelerator there is nothing to do, and each goes on to what it lacks here
-        with pytest.raises(ConfigError if available else ReadyError):
+        # with an accelerator there is nothing to do, and each goes on to what is wrong here
+        with pytest.raises(ValueError if available else ReadyError):
             use()
 
 
@@ -117,6 +117,11 @@ def test_the_process_is_made_ready_as_for_training(
     ("text", "name"),
     [("a photo of sks cat", "a-photo-of-sks-cat"), ("Über/../x", "über-x"), ("", "empty"), ("?!", "empty")],
 )
-def test_names_of_files(text: str, name: str) -> None:
+def test_a_short_name(text: str, name: str) -> None:
     assert slug(text) == name
     assert len(slug("long " * 50)) <= 60
+
+
+def test_two_prompts_never_share_a_file() -> None:
+    names = stems(["cat", "Cat?", "cat", "cat!", "cat 2", ""])
+    assert names == {"cat": "cat", "Cat?": "cat-2", "cat!": "cat-3", "cat 2": "cat-2-2", "": "empty"}

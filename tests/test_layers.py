@@ -13,7 +13,7 @@ LAYERS: list[tuple[int, tuple[str, ...]]] = [
     (8, ("train.py", "evaluate.py", "cli.py")),
     (7, ("serve",)),
     (6, ("run.py", "evaluation.py", "closing.py", "command_line.py", "config.py", "evaluation_config.py")),
-    (6, ("places.py", "processes.py")),
+    (6, ("places.py", "processes.py", "settled.py", "refusal.py")),
     (5, ("callbacks", "loggers.py")),
     (4, ("module.py", "trainable.py", "generate.py", "prior.py", "pretrain")),
     (4, ("data/datamodule.py", "data/cache.py")),

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lit_sd.config import ConfigError
 from lit_sd.processes import own_ranks, refuse_folders_of_their_own
-from lit_sd.run import absolute_paths
+from lit_sd.settled import absolute_paths
 
 STARTED = {
     "torchrun": {"WORLD_SIZE": "2", "LOCAL_RANK": "0"},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 from finished_run import ROOT, composed, made_run, photos, tiny  # noqa: F401
 from omegaconf import OmegaConf, open_dict
 
-from lit_sd import prior
+from lit_sd import prior, settled
 from lit_sd import run as running
-from lit_sd.callbacks import Checkpoints
+from lit_sd.callbacks import Checkpoints, Interrupted
 from lit_sd.config import ConfigError
 from lit_sd.places import checkpoint_in
-from lit_sd.run import build, rebuild, settle, train
+from lit_sd.run import build, fit, prepare, rebuild, train
+from lit_sd.settled import settle
 from lit_sd.trainable import read_checkpoint
 
 
@@ -48,7 +50,7 @@ def test_relative_paths_count_from_the_launch_folder(tmp_path: Path, monkeypatch
 
 
 def test_a_hub_name_stays_a_name(monkeypatch) -> None:
-    monkeypatch.setattr(running, "native_size", lambda *_: 512)
+    monkeypatch.setattr(settled, "native_size", lambda *_: 512)
     assert (
         settle(composed("model=sd15", "data.root=x")).model.path
         == "stable-diffusion-v1-5/stable-diffusion-v1-5"
@@ -147,6 +149,33 @@ def test_resuming_from_a_runs_folder_goes_on_where_it_was(
     assert metrics["train/loss"] > 0
 
 
+def test_ctrl_c_before_training_ends_with_130_too(tmp_path: Path, tiny_model_dir) -> None:
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "out")
+    run = prepare(composed("strategy=lora", *small))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    run.datamodule.before_setup = interrupted  # where class images are drawn
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(Interrupted) as stop:
+            fit(run)
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning leaves it ignored
+    assert stop.value.code == 130
+
+
+def test_a_run_that_has_done_all_of_its_updates_is_not_resumed(
+    finished_run: Path, tmp_path: Path, tiny_model_dir
+) -> None:
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "on", steps=2)
+    with pytest.raises(
+        ConfigError, match=r"2 updates behind it, so with trainer\.max_steps=2 nothing is left"
+    ):
+        prepare(composed("strategy=lora", *small, f"ckpt={finished_run}"))
+
+
 def test_the_checkpoint_of_a_folder(tmp_path: Path, finished_run: Path) -> None:
     last = finished_run / "checkpoints" / "last.ckpt"
     assert checkpoint_in(finished_run) == checkpoint_in(last.parent) == checkpoint_in(last) == last
@@ -198,6 +227,21 @@ def test_a_checkpoints_config_runs_nothing_hidden_in_it(finished_run: Path, tmp_
     with pytest.raises(ConfigError, match="if you trust its author"):
         rebuild(tmp_path / "foreign.ckpt")
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n" + bytes(99), b"PK\x03\x04 cut short"])
+def test_another_kind_of_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    """In our words: torch would advise to load it without its safety."""
+    (tmp_path / "other.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"other\.ckpt can't be read as a checkpoint") as error:
+        read_checkpoint(tmp_path / "other.ckpt")
+    assert "weights_only" not in str(error.value)
+
+
+def test_what_lightning_calls_a_misconfiguration_is_a_wrong_value(tmp_path: Path, tiny_model_dir) -> None:
+    small = tiny(tiny_model_dir("sd15"), photos(tmp_path / "photos"), tmp_path / "out", steps=-3)
+    with pytest.raises(ValueError, match="max_steps"):
+        prepare(composed("strategy=lora", *small))
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:

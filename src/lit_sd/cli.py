@@ -25,7 +25,8 @@ def generate(
     guidance: Annotated[float | None, typer.Option(help="1 is none; by default as the run drew.")] = None,
     count: Annotated[int, typer.Option(help="Pictures of each prompt.", min=1)] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the pictures; by default RUN/generated.")
+        Path | None,
+        typer.Option(help="Folder for the pictures; by default RUN/generated.", file_okay=False),
     ] = None,
     height: Annotated[int | None, typer.Option(help="In pixels; by default the model's own.", min=8)] = None,
     width: Annotated[int | None, typer.Option(help="In pixels; by default the model's own.", min=8)] = None,
@@ -47,8 +48,9 @@ def generate(
     seeds = range(seed, seed + count)
     try:
         paths = draw_from_run(run, prompt, seeds, given, out, model=model, averaged=not raw, trust=trust)
-    except (ConfigError, FileNotFoundError, ValueError) as error:
-        typer.echo(f"lit-sd generate: {error}", err=True)
+    except (FileNotFoundError, ValueError) as error:
+        said = "; ".join(error.faults) if isinstance(error, ConfigError) else error
+        typer.echo(f"lit-sd generate: {said}", err=True)
         raise typer.Exit(2) from error
     for path in paths:
         typer.echo(path)

@@ -10,9 +10,11 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from lit_sd.places import is_job_of_sweep
+
 
 def closing(cfg: DictConfig, updates: int, can_draw: bool) -> str:
-    """Places of pictures, checkpoint and export, and three commands.
+    """Places of pictures, checkpoint and export, and three commands, but in a sweep.
 
     Args:
         cfg: the settled config.
@@ -29,8 +31,10 @@ def closing(cfg: DictConfig, updates: int, can_draw: bool) -> str:
     lines += [
         f"  {name:<12}{shown(path)}" for name, path in places.items() if path is not None and path.exists()
     ]
-    commands = next_commands(cfg, run, places["checkpoint"], can_draw)
-    return "\n".join([*lines, "Next:", *(f"  {command}" for command in commands)])
+    if not is_job_of_sweep():
+        commands = next_commands(cfg, run, places["checkpoint"], can_draw)
+        lines += ["Next:", *(f"  {command}" for command in commands)] if commands else []
+    return "\n".join(lines)
 
 
 def folder_of(cfg: DictConfig, callback: str) -> Path | None:
@@ -54,13 +58,19 @@ def next_commands(cfg: DictConfig, run: Path, checkpoint: Path | None, can_draw:
         commands.append(f"{script} generate --run {shlex.quote(shown(run))} --prompt {shlex.quote(prompt)}")
     if checkpoint is not None:
         commands.append(f"{python} evaluate.py ckpt={shlex.quote(shown(checkpoint))}")
-    of_this_run = ("ckpt=", "data.root=", "paths.output_dir=")
-    words = [word for word in overrides() if not word.startswith(of_this_run)]
-    again = " ".join([python, "train.py", *map(shlex.quote, words)])
-    if can_draw and "root" in cfg.data:
-        commands.append(f"{again} data.root=FOLDER_OF_YOUR_PHOTOS")
+    words = {
+        word.lstrip("+").partition("=")[0]: word.lstrip("+") for word in overrides()
+    }  # the last one counts
+    own_photos = "data.root" in words
+    for of_this_run in ("ckpt", "paths.output_dir"):
+        words.pop(of_this_run, None)
+    if can_draw and "root" in cfg.data and not own_photos:
+        words["data.root"] = "data.root=FOLDER_OF_YOUR_PHOTOS"
     elif checkpoint is not None:
-        commands.append(f"{again} ckpt={shlex.quote(shown(checkpoint))} trainer.max_steps=MORE")
+        words |= {"ckpt": f"ckpt={shown(checkpoint)}", "trainer.max_steps": "trainer.max_steps=MORE"}
+    else:
+        return commands
+    commands.append(" ".join([python, "train.py", *map(shlex.quote, words.values())]))
     return commands
 
 

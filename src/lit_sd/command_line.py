@@ -5,10 +5,8 @@ Hydra itself stops at the first and does not say what was meant. Arguments that 
 YAML lists (`trainer.limit_val_batches=4`) need no `+` here: they get it.
 """
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -21,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_sd.config import ConfigError, faults_in, parameter_at
 from lit_sd.evaluation_config import evaluation_faults
 from lit_sd.kinds import faults_of
+from lit_sd.places import missing_checkpoint
+from lit_sd.refusal import refuse
 from lit_sd.signatures import signature_of
 from lit_sd.sources import TargetError
 from lit_sd.spelling import hint, nearest
@@ -50,12 +50,6 @@ def check_command_line(conf: Path, name: str, argv: list[str]) -> list[str]:
     except ConfigError as error:
         refuse(error)
     return [line.rewritten.get(argument, argument) for argument in argv]
-
-
-def refuse(error: ConfigError) -> NoReturn:
-    """Prints the faults and exits."""
-    print(error, file=sys.stderr)
-    raise SystemExit(2)
 
 
 @dataclass
@@ -90,6 +84,7 @@ class CommandLine:
                 cfg = self.compose([*groups, *values]) if base is not None else None
             if cfg is not None:
                 self.add(FAULTS_OF[self.name](cfg))
+                self.add(missing_checkpoint(cfg))
                 for override in values:
                     self.add(sweep_faults(override, cfg))
                 self.check_choices(groups, values)

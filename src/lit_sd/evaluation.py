@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import distributed
 from lit_sd.evaluation_config import OVERRIDABLE
 from lit_sd.places import checkpoint_in
 from lit_sd.processes import own_ranks
-from lit_sd.run import Rebuilt, absolute_paths, held_out, judging_trainer, prepare_process, rebuild
+from lit_sd.run import Rebuilt, held_out, judging_trainer, prepare_process, rebuild
+from lit_sd.settled import absolute_paths
 
 ONE_DEVICE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 """What an evaluation runs on, however many devices the training had, unless it is told otherwise."""
@@ -66,7 +68,7 @@ def draw(cfg: DictConfig, rebuilt: Rebuilt, trainer: Trainer, folder: Path) -> l
     rebuilt.module.to(trainer.strategy.root_device)
     with trainer.precision_plugin.forward_context():
         pictures = rebuilt.module.sample(*zip(*mine, strict=True), **options) if mine else []
-    save(pictures, mine, folder)
+    save(pictures, mine, folder, stems(prompt for prompt, _ in pairs))
     trainer.strategy.barrier("lit_sd.evaluation")
     return sorted(folder.glob("*.png"))
 
@@ -110,7 +112,7 @@ def draw_from_run(
     drawing = as_the_run_drew(rebuilt.cfg) | options
     pictures = rebuilt.module.sample(*zip(*pairs, strict=True), **drawing)
     folder = out or (run if run.is_dir() else checkpoint.parent.parent) / "generated"
-    return save(pictures, pairs, folder)
+    return save(pictures, pairs, folder, stems(prompts))
 
 
 def as_the_run_drew(cfg: DictConfig) -> dict[str, Any]:
@@ -125,14 +127,25 @@ def plain_list(value: Any) -> list:
     return list(value) if isinstance(value, list | ListConfig) else []
 
 
-def save(pictures: Sequence[Image.Image], pairs: Sequence[tuple[str, int]], folder: Path) -> list[Path]:
-    """Write pictures as `a-photo-of-sks-cat_0003.png`, by prompt and seed."""
+def save(
+    pictures: Sequence[Image.Image], pairs: Sequence[tuple[str, int]], folder: Path, names: dict[str, str]
+) -> list[Path]:
+    """Write pictures as `a-photo-of-sks-cat_0003.png`, by the prompt's name and the seed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for picture, (prompt, seed) in zip(pictures, pairs, strict=True):
-        paths.append(folder / f"{slug(prompt)}_{seed:04d}.png")
+        paths.append(folder / f"{names[prompt]}_{seed:04d}.png")
         picture.save(paths[-1])
     return paths
+
+
+def stems(prompts: Iterable[str]) -> dict[str, str]:
+    """A short file name for each prompt, another one for each: `cat`, `cat-2`."""
+    names: dict[str, str] = {}
+    for prompt in dict.fromkeys(prompts):
+        tries = (slug(prompt) + (f"-{i}" if i > 1 else "") for i in count(1))
+        names[prompt] = next(name for name in tries if name not in names.values())
+    return names
 
 
 def slug(text: str) -> str:

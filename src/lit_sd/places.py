@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import get_original_cwd
+from omegaconf import DictConfig, OmegaConf
 
 from lit_sd.config import ConfigError
 
@@ -34,3 +36,19 @@ def checkpoint_in(path: str | Path) -> Path:
     there = sorted(str(p.relative_to(path)) for p in path.rglob("*.ckpt"))
     what = f"it holds {', '.join(there)}; name one of them" if there else "it holds no checkpoint"
     raise ConfigError([f"ckpt={path}: no last.ckpt in this folder; {what}"])
+
+
+def missing_checkpoint(cfg: DictConfig) -> list[str]:
+    """What is wrong with the file or folder that `ckpt=` names, where it names one."""
+    if OmegaConf.is_missing(cfg, "ckpt") or not isinstance(cfg.get("ckpt"), str) or not cfg.ckpt:
+        return []
+    try:
+        checkpoint_in(Path(cfg.ckpt).expanduser())
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def is_job_of_sweep() -> bool:
+    """Whether other jobs come before or after this one."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN

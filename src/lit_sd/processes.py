@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 from torch import distributed
 
 from lit_sd.config import ConfigError
+from lit_sd.places import is_job_of_sweep
 
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs in which a command is one process, however many tasks were asked for."""
@@ -54,8 +54,7 @@ def refuse_folders_of_their_own(cfg: DictConfig) -> None:
     Args:
         cfg: the config, not resolved yet.
     """
-    sweeps = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    name = "sweep_dir" if sweeps else "output_dir"
+    name = "sweep_dir" if is_job_of_sweep() else "output_dir"
     written: Any = OmegaConf.to_container(cfg.paths, resolve=False)
     if "${now:" in written[name] and started_elsewhere(cfg):
         raise ConfigError(

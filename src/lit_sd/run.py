@@ -3,57 +3,43 @@
 `train` is what `train.py` calls; `rebuild` gives module and config back from a checkpoint alone.
 """
 
+import signal
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint
-from omegaconf import DictConfig, OmegaConf, read_write
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
-from lit_sd.callbacks import Plan
+from lit_sd.callbacks import Interrupted, Plan
 from lit_sd.closing import closing
 from lit_sd.config import MANY, TASK_PARTS, ConfigError, check
 from lit_sd.data import chelsea
-from lit_sd.models.architectures import EMBEDDED, SHIPPED
-from lit_sd.models.native import native_size
-from lit_sd.places import checkpoint_in, launch_folder
+from lit_sd.places import launch_folder
 from lit_sd.prior import make_prior_images
-from lit_sd.processes import own_ranks, refuse_folders_of_their_own
+from lit_sd.processes import own_ranks
 from lit_sd.quiet import quieten_lightning
+from lit_sd.settled import settle
 from lit_sd.trainable import read_checkpoint, restore
 from lit_sd.trust import foreign
-
-PATH_KEYS = (
-    "ckpt",
-    "data.root",
-    "data.class_root",
-    "data.val_root",
-    "paths.log_dir",
-    "paths.output_dir",
-    "paths.sweep_dir",
-)
-"""Values that are paths, and are made absolute by the folder that the command was started in."""
-MODEL_PATHS = {"model.path": (EMBEDDED,), "model.architecture": SHIPPED}
-"""Values that are paths if something lies there, else names; with the names that ship, which are no paths."""
-LOADER = "lit_sd.models.loading.load"
 
 
 @dataclass
 class Run:
-    """What trains, what it trains on, and what drives it."""
+    """What trains, what it trains on, what drives it, and the settled config of it all."""
 
     module: LightningModule
     datamodule: LightningDataModule
     trainer: Trainer
+    cfg: DictConfig
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
@@ -62,15 +48,52 @@ def train(cfg: DictConfig) -> dict[str, float]:
     Raises:
         ConfigError: the config has faults.
     """
+    return fit(prepare(cfg))
+
+
+def prepare(cfg: DictConfig) -> Run:
+    """A run at its start. What is wrong with the user's input shows here, in ValueError, OSError or
+    ImportError.
+    """
     cfg = settle(cfg)
     prepare_process()
+    if cfg.ckpt:
+        refuse_finished(cfg)
     seed_everything(cfg.seed, workers=True, verbose=False)
-    run = build(cfg)
-    with own_ranks(cfg):
-        run.trainer.fit(run.module, datamodule=run.datamodule, ckpt_path=cfg.ckpt, weights_only=True)
+    return build(cfg)
+
+
+def fit(run: Run) -> dict[str, float]:
+    """Trains to the end. Returns the last logged metrics.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    with own_ranks(run.cfg):
+        try:
+            run.trainer.fit(run.module, datamodule=run.datamodule, ckpt_path=run.cfg.ckpt, weights_only=True)
+        except SystemExit as stop:
+            if run.trainer.interrupted and not isinstance(stop, Interrupted):
+                raise Interrupted(signal.SIGINT) from None  # before training, where Lightning exits with 1
+            raise
         if run.trainer.is_global_zero:
-            print(closing(cfg, run.trainer.global_step, can_draw=hasattr(run.module, "sample")))
+            print(closing(run.cfg, run.trainer.global_step, can_draw=hasattr(run.module, "sample")))
         return {name: float(value) for name, value in run.trainer.callback_metrics.items()}
+
+
+def refuse_finished(cfg: DictConfig) -> None:
+    """Raises ConfigError where the checkpoint to resume has all the updates that the run asks for."""
+    done, wanted = (
+        read_checkpoint(cfg.ckpt, mapped=True).get("global_step", 0),
+        OmegaConf.select(cfg, "trainer.max_steps"),
+    )
+    if wanted is not None and 0 < wanted <= done:
+        raise ConfigError(
+            [
+                f"ckpt={cfg.ckpt}: it has {done} updates behind it, so with trainer.max_steps={wanted} "
+                "nothing is left to do; set trainer.max_steps to more"
+            ]
+        )
 
 
 def prepare_process() -> None:
@@ -80,60 +103,6 @@ def prepare_process() -> None:
     quieten_lightning()
     if not torch.accelerator.is_available():
         keep_freed_memory()
-
-
-def settle(cfg: DictConfig) -> DictConfig:
-    """The config checked, with every interpolation resolved and every path absolute.
-
-    Raises:
-        ConfigError: the config has faults, or `ckpt` leads to no checkpoint.
-    """
-    check(cfg)
-    cfg = absolute_paths(cfg)
-    with read_write(cfg):
-        if cfg.ckpt is not None:
-            cfg.ckpt = str(checkpoint_in(cfg.ckpt))
-        if "resolution" in cfg.data and cfg.data.resolution is None:
-            cfg.data.resolution = resolution_of(cfg.get("model"))
-    return cfg
-
-
-def absolute_paths(cfg: DictConfig) -> DictConfig:
-    """A copy with interpolations resolved, a sweep's job in its own folder, and paths counted from the launch
-    folder.
-
-    Raises:
-        ConfigError: several processes would each write to another folder.
-    """
-    refuse_folders_of_their_own(cfg)
-    cfg = cfg.copy()
-    with read_write(cfg):
-        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-            cfg.paths.output_dir = HydraConfig.get().runtime.output_dir
-        parts = OmegaConf.select(cfg, "model.parts") or {}
-        for key in (*PATH_KEYS, *MODEL_PATHS, *(f"model.parts.{name}" for name in parts)):
-            value = OmegaConf.select(cfg, key)
-            if isinstance(value, str) and value:
-                path = launch_folder() / Path(value).expanduser()
-                named = value in MODEL_PATHS.get(key, (EMBEDDED,))
-                if key in PATH_KEYS or (path.exists() and not named):
-                    OmegaConf.update(cfg, key, str(path))
-        OmegaConf.resolve(cfg)  # last, so that what refers to a path is absolute too
-    return cfg
-
-
-def resolution_of(model: DictConfig | None) -> int:
-    """The model's own picture size, for `data.resolution=null`. Raises ConfigError where there is no such
-    model.
-    """
-    if model is None or model.get("_target_") != LOADER:
-        raise ConfigError(
-            ["data.resolution: null is the model's own size; this model has none, so it needs a value"]
-        )
-    init = model.get("init", "pretrained")
-    return native_size(
-        model.get("path"), init, model.get("architecture"), model.get("parts"), model.get("revision")
-    )
 
 
 def build(cfg: DictConfig) -> Run:
@@ -152,7 +121,7 @@ def build(cfg: DictConfig) -> Run:
     module = build_module(cfg)
     if hasattr(datamodule, "prior_requests") and hasattr(module, "sample"):
         datamodule.before_setup = partial(make_prior, datamodule, module, trainer)
-    return Run(module, datamodule, trainer)
+    return Run(module, datamodule, trainer, cfg)
 
 
 def make(node: DictConfig, **parts: Any) -> Any:
@@ -163,7 +132,12 @@ def make(node: DictConfig, **parts: Any) -> Any:
         # Not as arguments of `instantiate`: that would turn a part that is a dataclass into a dict.
         return instantiate(node, _partial_=True, _convert_="all")(**parts)
     except InstantiationException as error:
-        raise error.__cause__ or error from None  # what went wrong, and not that Hydra was there
+        cause = error.__cause__ or error  # what went wrong, and not that Hydra was there
+        if isinstance(cause, MisconfigurationException):
+            raise ValueError(str(cause)) from None
+        raise cause from None
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from None
 
 
 def build_module(cfg: DictConfig) -> Any:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -258,9 +259,26 @@ def plain(value: Any, at: str = "config") -> Any:
     )
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content on the CPU, read without unpickling anything but tensors and plain data."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
+    """A checkpoint's content on the CPU, read without unpickling anything but tensors and plain data.
+
+    Args:
+        path: the file.
+        mapped: leave the tensors on disk until they are used.
+
+    Raises:
+        ValueError: the file is no checkpoint, or a damaged one, or reading it would run code.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} can't be read as a checkpoint: it is another kind of file, or damaged, or holds more "
+            "than tensors and plain data. Expected the .ckpt of a run of this project"
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"{path} is no checkpoint of a run; expected the .ckpt of a run of this project")
+    return checkpoint
 
 
 def restore(module: Trainable, checkpoint: dict[str, Any], averaged: bool = True) -> None:

@@ -24,5 +24,5 @@ class Export(Callback):
         if trainer.is_global_zero:
             with averaged_weights(trainer, pl_module):
                 self.files = pl_module.export(self.folder)  # type: ignore[operator]
-            rank_zero_info(f"exported to {self.folder}: {', '.join(path.name for path in self.files)}")
+            rank_zero_info(f"exported: {', '.join(str(path) for path in self.files)}")
         trainer.strategy.barrier("lit_sd.export")

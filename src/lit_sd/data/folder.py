@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, get_args
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lit_sd.data.buckets import listed
 from lit_sd.data.captions import SIDECARS, find_captions
@@ -246,6 +246,8 @@ def inspect_files(
     def inspect(name: str) -> ImageFacts | str:
         try:
             return inspect_image(root / name, decode)
+        except UnidentifiedImageError:
+            return "its content is no image"
         except Exception as error:
             return str(error).replace(str(root / name), name) or type(error).__name__
 
