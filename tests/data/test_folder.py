@@ -39,6 +39,13 @@ def test_every_bad_file_is_named(messy):
     assert "data.bad_files=skip" in str(error.value)
 
 
+def test_a_file_of_another_kind_is_called_so(tmp_path):
+    noise().save(tmp_path / "good.png")
+    (tmp_path / "notes.jpg").write_text("milk, eggs")
+    with pytest.raises(ValueError, match=r"notes\.jpg \(its content is no image\)"):
+        FolderSource(tmp_path, prompt="x").check()
+
+
 def test_bad_files_are_skipped_and_nobody_stands_in_for_them(messy):
     source = FolderSource(messy, prompt="x", bad_files="skip")
     assert source.ids() == [f"good{i}.png" for i in range(4)]
