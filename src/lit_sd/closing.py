@@ -58,9 +58,8 @@ def next_commands(cfg: DictConfig, run: Path, checkpoint: Path | None, can_draw:
         commands.append(f"{script} generate --run {shlex.quote(shown(run))} --prompt {shlex.quote(prompt)}")
     if checkpoint is not None:
         commands.append(f"{python} evaluate.py ckpt={shlex.quote(shown(checkpoint))}")
-    words = {
-        word.lstrip("+").partition("=")[0]: word.lstrip("+") for word in overrides()
-    }  # the last one counts
+    bare = [word.lstrip("+") for word in overrides()]
+    words = {word.partition("=")[0]: word for word in bare}  # the last one counts
     own_photos = "data.root" in words
     for of_this_run in ("ckpt", "paths.output_dir"):
         words.pop(of_this_run, None)

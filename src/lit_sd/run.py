@@ -83,10 +83,8 @@ def fit(run: Run) -> dict[str, float]:
 
 def refuse_finished(cfg: DictConfig) -> None:
     """Raises ConfigError where the checkpoint to resume has all the updates that the run asks for."""
-    done, wanted = (
-        read_checkpoint(cfg.ckpt, mapped=True).get("global_step", 0),
-        OmegaConf.select(cfg, "trainer.max_steps"),
-    )
+    done = read_checkpoint(cfg.ckpt, mapped=True).get("global_step", 0)
+    wanted = OmegaConf.select(cfg, "trainer.max_steps")
     if wanted is not None and 0 < wanted <= done:
         raise ConfigError(
             [
@@ -131,13 +129,9 @@ def make(node: DictConfig, **parts: Any) -> Any:
             return instantiate(node, _convert_="all")
         # Not as arguments of `instantiate`: that would turn a part that is a dataclass into a dict.
         return instantiate(node, _partial_=True, _convert_="all")(**parts)
-    except InstantiationException as error:
+    except (InstantiationException, MisconfigurationException) as error:
         cause = error.__cause__ or error  # what went wrong, and not that Hydra was there
-        if isinstance(cause, MisconfigurationException):
-            raise ValueError(str(cause)) from None
-        raise cause from None
-    except MisconfigurationException as error:
-        raise ValueError(str(error)) from None
+        raise (ValueError(str(cause)) if isinstance(cause, MisconfigurationException) else cause) from None
 
 
 def build_module(cfg: DictConfig) -> Any:
