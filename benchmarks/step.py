@@ -73,7 +73,8 @@ def make_run(shape: str, folder: Path, steps: int, cached: bool, batch_size: int
         f"paths.output_dir={folder / 'run'}",
         "callbacks.checkpoint.every_n_steps=0",
         "callbacks.export=null",
-        f"task.cache_mb={1024 if cached else 0}",
+        f"data.cache={'memory' if cached else 'off'}",
+        "data.cache_mb=1024",
     ]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return build(settle(compose("train", overrides)))

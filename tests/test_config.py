@@ -16,7 +16,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 FILES = sorted(
     path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml") if "local" not in path.parts
 )
-COUNT = 57
+COUNT = 61
 """How many files there are: a new one has to be noticed here, and so be composed below."""
 PRIMARY = ("train.yaml", "evaluate.yaml")
 NEEDS = {
@@ -33,7 +33,8 @@ def composed(*overrides: str, name: str = "train") -> DictConfig:
 def choosing(file: str) -> list[str]:
     """Overrides that choose a file of conf/."""
     group, _, choice = file.removesuffix(".yaml").rpartition("/")
-    return [f"{group}={choice}", *NEEDS.get(file, [])] if file not in PRIMARY and group != "hydra" else []
+    chosen = file not in PRIMARY and group not in ("hydra", "data/options")  # what others start from
+    return [f"{group}={choice}", *NEEDS.get(file, [])] if chosen else []
 
 
 def bind(node: object, path: str, given: set[str]) -> None:

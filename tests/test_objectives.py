@@ -8,6 +8,7 @@ from lit_sd.objectives import (
     NoiseSchedule,
     Objective,
     add_noise,
+    masked_mean,
     min_snr,
     min_snr_weighting,
     target_of,
@@ -128,3 +129,15 @@ def test_half_precision_latents_keep_their_type(draws):
     assert add_noise(schedule, x0.bfloat16(), eps.bfloat16(), t).dtype == torch.bfloat16
     losses = Objective()(schedule, lambda xt, t: xt, x0.bfloat16(), eps.bfloat16(), t)
     assert losses.dtype == torch.float32
+
+
+def test_a_mask_makes_a_weighted_mean_over_each_latents_area():
+    """Errors 1 2 / 3 4 in two channels. Of 4x4 pixels the left half counts, and the lower right quarter by
+    half: weights 1 0 / 1 0.5, so (1 + 3 + 0.5 * 4) / 2.5.
+    """
+    error = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).expand(2, 2, 2, 2)
+    mask = torch.zeros(2, 1, 4, 4)
+    mask[0, :, :, :2] = 1
+    mask[0, :, 2:, 2:] = 0.5
+    assert masked_mean(error, mask).tolist() == [pytest.approx(6 / 2.5), 0.0]
+    assert masked_mean(error, torch.ones(2, 1, 4, 4)).tolist() == masked_mean(error, None).tolist() == [2.5] * 2

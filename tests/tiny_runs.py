@@ -15,7 +15,8 @@ from torch.optim import AdamW
 from lit_sd import schedules
 from lit_sd.adapters.base import Adapter
 from lit_sd.callbacks import EMA, Checkpoints, Samples
-from lit_sd.data.datamodule import folder as image_folders
+from lit_sd.data.builders import folder as image_folders
+from lit_sd.data.caption_rules import CaptionRule
 from lit_sd.module import StableDiffusionModule
 from lit_sd.objectives import Objective
 
@@ -49,11 +50,18 @@ def write_images(path: Path, count: int, size: int = 32) -> Path:
     return path
 
 
+def shipped(kind: str = "folder") -> dict[str, Any]:
+    """What conf/data has for a kind, ready to be handed to its builder."""
+    own, common = (
+        yaml.safe_load((CONF / "data" / f"{name}.yaml").read_text()) for name in (kind, "options/images")
+    )
+    rest = {key: value for key, value in {**common, **own}.items() if key not in ("_target_", "defaults")}
+    return {**rest, "rule": CaptionRule(), "seed": 0}
+
+
 def images(root: Path, **options: Any) -> Any:
-    shipped = yaml.safe_load((CONF / "data" / "folder.yaml").read_text())
-    del shipped["_target_"]
-    small = {"root": root, "batch_size": 1, "resolution": 32, "num_workers": 0, "cache_mb": 16.0, "seed": 0}
-    return image_folders(**{**shipped, **small, **options})
+    small = {"root": root, "batch_size": 1, "resolution": 32, "num_workers": 0, "decoded_mb": 16.0, "seed": 0}
+    return image_folders(**{**shipped(), **small, **options})
 
 
 def module_of(model: Any, adapter: Adapter | None = None, **options: Any) -> StableDiffusionModule:

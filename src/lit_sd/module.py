@@ -6,7 +6,6 @@ Shape legend: b batch, c latent channels, h/w latents, k strata of timesteps.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_sd.adapters.base import Adapter
-from lit_sd.data.cache import MemoryCache, Moments
+from lit_sd.data.cache import EncoderCache, Moments
 from lit_sd.data.captions import length_report
 from lit_sd.generate import generate
 from lit_sd.models.stable_diffusion import StableDiffusion
@@ -43,8 +42,10 @@ class StableDiffusionModule(Trainable):
         caption_dropout: share of captions that are emptied, drawn anew for each use.
         component_lr: learning rate by component, where it differs from the optimizer's.
         val_strata: each validation example is judged once in each of this many equal ranges of timesteps.
-        cache_mb: memory, in MiB, for what the frozen VAE and text encoders gave for a picture or caption; 0
-            encodes each time.
+
+    Attributes:
+        cache: keeps what the frozen VAE and text encoders gave for a picture or caption; None encodes each
+            time. `lit_sd.caching` sets it.
 
     Raises:
         ValueError: a share is out of range, nothing trains, or `component_lr` names what does not.
@@ -61,7 +62,6 @@ class StableDiffusionModule(Trainable):
         caption_dropout: float = 0.0,
         component_lr: Mapping[str, float] | None = None,
         val_strata: int = 4,
-        cache_mb: int | float = 0,
     ) -> None:
         super().__init__(optimizer, scheduler, seed)
         if not 0 <= caption_dropout <= 1:
@@ -77,7 +77,7 @@ class StableDiffusionModule(Trainable):
         self.schedule = model.noise_schedule()
         self.val_strata = val_strata
         self.val_totals = torch.zeros(val_strata, 2, dtype=torch.float64)
-        self.cache = MemoryCache(cache_mb) if cache_mb else None
+        self.cache: EncoderCache | None = None
         self.parameter_groups()  # a component_lr that fits nothing is said before any data is read
 
     def base_identity(self) -> str:
@@ -132,7 +132,8 @@ class StableDiffusionModule(Trainable):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         latents, t, losses = self.losses(batch)
-        parts = {"pixels": all_finite(batch["pixels"]), "latents": all_finite(latents)}
+        seen = {"pixels": all_finite(batch["pixels"])} if "pixels" in batch else {}
+        parts = {**seen, "latents": all_finite(latents)}
         self.record = StepRecord(batch["ids"], losses.detach(), t, parts)
         loss = (losses * batch["weight"].to(losses)).sum()
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(losses))
@@ -148,20 +149,26 @@ class StableDiffusionModule(Trainable):
         if self.caption_dropout:
             drop = torch.rand(len(latents), generator=self.draws.generator("captions")) < self.caption_dropout
         predict = self.predictor(batch, self.model.condition(batch, drop, self._text_cache()))
-        return latents, t, self.objective(self.schedule, predict, latents, eps, t)
+        return latents, t, self.objective(self.schedule, predict, latents, eps, t, batch.get("mask"))
 
     def _moments(self, batch: Batch) -> Moments:
+        if "moments" in batch:
+            return batch["moments"][:, 0], batch["moments"][:, 1]
         if self.cache is None or trains(self.model.vae):
             return self.model.moments(batch["pixels"])
         return self.cache.moments(batch["pixels"], self.model.moments)
 
     def _text_cache(self) -> Callable[[list[str]], Conditioning] | None:
         encoders = [part for name, part in self.model.components().items() if name.startswith("text_encoder")]
-        # The cache encodes captions one by one; chunked ones then have as many windows as each needs.
-        chunked = self.model.caption_chunks > 1
-        if self.cache is None or chunked or any(trains(encoder) for encoder in encoders):
+        if self.cache is None or any(trains(encoder) for encoder in encoders):
             return None
-        return partial(self.cache.text, encode=self.model.encode_text)
+        return self._cached_text
+
+    def _cached_text(self, captions: list[str]) -> Conditioning:
+        assert self.cache is not None
+        cond = self.cache.text(captions, self.model.encode_text)
+        pooled = None if cond.pooled is None else cond.pooled.to(self.device)
+        return Conditioning(cond.hidden.to(self.device), pooled)
 
     def predictor(self, batch: Batch, cond: Any) -> Callable[[Tensor, Tensor], Tensor]:
         """The network with its conditioning filled in, as the objective calls it."""
@@ -199,17 +206,22 @@ class StableDiffusionModule(Trainable):
         """
         counted = batch["weight"].cpu() > 0
         streams = [generator_of("validation", self.seed, name) for name in batch["ids"]]
+        if "moments" in batch:
+            moments = [(mean[None], std[None]) for mean, std in batch["moments"]]
+        else:  # not kept in memory, which is for training
+            moments = [self.model.moments(x[None]) for x in batch["pixels"]]
         latents = torch.cat(
-            [self.model.encode_images(x[None], g) for x, g in zip(batch["pixels"], streams, strict=True)]
+            [self.model.draw_latents(*pair, g) for pair, g in zip(moments, streams, strict=True)]
         )
-        predict = self.predictor(batch, self.model.condition(batch))
+        predict = self.predictor(batch, self.model.condition(batch, encode=self._text_cache()))
         count = len(self.schedule.abar)
         totals = torch.zeros(self.val_strata, 2, dtype=torch.float64)
         for stratum in range(self.val_strata):
             low, high = stratum * count // self.val_strata, (stratum + 1) * count // self.val_strata
             t = torch.cat([torch.randint(low, high, (1,), generator=g) for g in streams])
             eps = torch.stack([torch.randn(latents.shape[1:], generator=g) for g in streams])
-            losses = self.objective(self.schedule, predict, latents, eps.to(latents), t.to(self.device))
+            t, eps = t.to(self.device), eps.to(latents)
+            losses = self.objective(self.schedule, predict, latents, eps, t, batch.get("mask"))
             totals[stratum] = torch.stack([losses.double().cpu()[counted].sum(), counted.sum()])
         return totals
 

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 Prediction = Literal["epsilon", "v_prediction", "sample"]
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -130,13 +131,40 @@ class Objective:
     distance: Callable[[Tensor, Tensor], Tensor] = field(default=squared)
 
     def __call__(
-        self, schedule: NoiseSchedule, predict: Predict, x0: Tensor, eps: Tensor, t: Int[Tensor, " b"]
+        self,
+        schedule: NoiseSchedule,
+        predict: Predict,
+        x0: Tensor,
+        eps: Tensor,
+        t: Int[Tensor, " b"],
+        mask: Float[Tensor, "b 1 mh mw"] | None = None,
     ) -> Float[Tensor, " b"]:
-        """Loss of each sample, weighted by its timestep, in float32."""
+        """Loss of each sample, weighted by its timestep, in float32.
+
+        Args:
+            schedule: what noise each timestep has.
+            predict: the network.
+            x0: latents `b c h w`.
+            eps: their noise.
+            t: their timesteps.
+            mask: how much each place counts, in pixels or latents; the loss is the mean weighted by it. One
+                that is zero everywhere makes its sample's loss zero.
+        """
         prediction = self.prediction or schedule.prediction
         output = predict(add_noise(schedule, x0, eps, t), t)
-        error = self.distance(output, target_of(schedule, x0, eps, t, prediction)).flatten(1).mean(1)
-        return error * self.weighting(schedule.snr(t), prediction).to(error)
+        error = self.distance(output, target_of(schedule, x0, eps, t, prediction))
+        return masked_mean(error, mask) * self.weighting(schedule.snr(t), prediction).to(error)
+
+
+def masked_mean(error: Float[Tensor, "b *latents"], mask: Tensor | None) -> Float[Tensor, " b"]:
+    """Mean of each sample's error, weighted by its mask where there is one; a mask in pixels is averaged over
+    each latent's area.
+    """
+    if mask is None:
+        return error.flatten(1).mean(1)
+    mask = adaptive_avg_pool2d(mask.to(error), error.shape[-2:])
+    total = mask.flatten(1).sum(1) * error.shape[1]
+    return (error * mask).flatten(1).sum(1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def min_snr_weighting(gamma: int | float) -> Weighting:

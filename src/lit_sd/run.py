@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
+from lit_sd.caching import connect
 from lit_sd.callbacks import Interrupted, Plan
 from lit_sd.closing import closing
 from lit_sd.config import MANY, TASK_PARTS, ConfigError, check
@@ -119,6 +120,7 @@ def build(cfg: DictConfig) -> Run:
     module = build_module(cfg)
     if hasattr(datamodule, "prior_requests") and hasattr(module, "sample"):
         datamodule.before_setup = partial(make_prior, datamodule, module, trainer)
+    connect(datamodule, module, trainer)
     return Run(module, datamodule, trainer, cfg)
 
 

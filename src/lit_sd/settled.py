@@ -1,9 +1,10 @@
 """The config of one run settled: checked, every interpolation resolved, every path absolute."""
 
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from lit_sd.config import ConfigError, check
 from lit_sd.models.architectures import EMBEDDED, SHIPPED
@@ -12,16 +13,23 @@ from lit_sd.places import checkpoint_in, is_job_of_sweep, launch_folder
 from lit_sd.processes import refuse_folders_of_their_own
 
 LOADER = "lit_sd.models.loading.load"
+HUB = "lit_sd.data.builders.hub"
 PATH_KEYS = (
     "ckpt",
     "data.root",
     "data.class_root",
     "data.val_root",
+    "data.mask_root",
+    "data.control_root",
+    "data.cache_dir",
     "paths.log_dir",
     "paths.output_dir",
     "paths.sweep_dir",
 )
-"""Values that are paths, and are made absolute by the folder that the command was started in."""
+"""Values that are paths, and are made absolute by the folder that the command was started in; those of
+further sources, `data.sources.NAME.root`, too.
+"""
+SOURCE_PATHS = ("root", "mask_root", "control_root", "cache_dir")
 MODEL_PATHS = {"model.path": (EMBEDDED,), "model.architecture": SHIPPED}
 """Values that are paths if something lies there, else names; with the names that ship, which are no paths."""
 
@@ -55,15 +63,41 @@ def absolute_paths(cfg: DictConfig) -> DictConfig:
         if is_job_of_sweep():
             cfg.paths.output_dir = HydraConfig.get().runtime.output_dir
         parts = OmegaConf.select(cfg, "model.parts") or {}
-        for key in (*PATH_KEYS, *MODEL_PATHS, *(f"model.parts.{name}" for name in parts)):
+        for key in (*MODEL_PATHS, *(f"model.parts.{name}" for name in parts)):
             value = OmegaConf.select(cfg, key)
-            if isinstance(value, str) and value:
-                path = launch_folder() / Path(value).expanduser()
-                named = value in MODEL_PATHS.get(key, (EMBEDDED,))
-                if key in PATH_KEYS or (path.exists() and not named):
-                    OmegaConf.update(cfg, key, str(path))
+            if value and value not in MODEL_PATHS.get(key, (EMBEDDED,)):
+                OmegaConf.update(cfg, key, absolute(value, only_if_there=True))
+        sources = OmegaConf.select(cfg, "data.sources") or {}
+        further = [f"data.sources.{name}.{key}" for name in sources for key in SOURCE_PATHS]
+        on_hub = OmegaConf.select(cfg, "data._target_") == HUB
+        for key in (*PATH_KEYS, *further):
+            if value := OmegaConf.select(cfg, key):
+                hub = (on_hub and key in ("data.root", "data.val_root")) or key in hub_roots(sources)
+                OmegaConf.update(cfg, key, absolute(value, only_if_there=hub))
         OmegaConf.resolve(cfg)  # last, so that what refers to a path is absolute too
     return cfg
+
+
+def absolute(value: Any, only_if_there: bool = False) -> Any:
+    """A path, or each of a list, counted from the launch folder. What is fetched (`s3://…`, `pipe:…`) is no
+    path, nor, with `only_if_there`, what names nothing that lies there.
+    """
+    if isinstance(value, ListConfig):
+        return [absolute(part, only_if_there) for part in value]
+    if not isinstance(value, str) or not value or "://" in value or value.startswith("pipe:"):
+        return value
+    path = launch_folder() / Path(value).expanduser()
+    return value if only_if_there and not path.exists() else str(path)
+
+
+def hub_roots(sources: Any) -> set[str]:
+    """Keys of the roots of those further sources that may be names on a hub."""
+    hub = "lit_sd.data.hub.HubSource"
+    return {
+        f"data.sources.{name}.root"
+        for name, node in sources.items()
+        if isinstance(node, DictConfig) and node.get("_target_") == hub
+    }
 
 
 def resolution_of(model: DictConfig | None) -> int:

@@ -27,7 +27,10 @@ FUNCTIONS = ("lit_sd.objectives", "lit_sd.schedules")
 """Modules of arithmetic, whose functions are trusted."""
 FACTORIES = (
     "lit_sd.adapters.peft.lora",
-    "lit_sd.data.datamodule.folder",
+    "lit_sd.data.builders.folder",
+    "lit_sd.data.builders.hub",
+    "lit_sd.data.builders.lmdb",
+    "lit_sd.data.builders.webdataset",
     "lit_sd.loggers.wandb",
     "lit_sd.models.loading.load",
     "lit_sd.pretrain.autoencoder.new_autoencoder",

@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sized_source import SizedSource
 
-from lit_sd.data.batching import (
-    Draw,
-    MixedBatchSampler,
-    OrderedBatchSampler,
-    Part,
-    Source,
-    held_out,
-    share_batch,
-)
-from lit_sd.data.examples import Examples, collate
+from lit_sd.data.batching import Draw, MixedBatchSampler, OrderedBatchSampler, held_out, share_batch
+from lit_sd.data.buckets import Buckets
+from lit_sd.data.examples import Examples, collate, to_floats
 from lit_sd.data.folder import FolderSource
+from lit_sd.data.pools import Pool
 
 SQUARE = (16, 16)
+APART = {"instance": "instance", "prior": "prior"}
+BUCKETS = Buckets([16], 8, 4)  # 16x16, then 24x8 and 32x8, then 8x24 and 8x32
 
 
-def part(name: str = "a", images: int = 10, quota: int = 2, repeats: int = 1) -> Part:
-    return Part(name, {SQUARE: list(range(images))}, quota, repeats, [f"{name}{i}" for i in range(images)])
+def part(name: str = "a", images: int = 10, quota: int = 2, repeats: int = 1, seed: int = 0) -> Pool:
+    return Pool(name, [SizedSource(images, name=name, repeats=repeats)], quota, seed=seed, square=SQUARE)
+
+
+def shaped(sizes: list[tuple[int, int]], quota: int, name: str = "a", seed: int = 0) -> Pool:
+    return Pool(name, [SizedSource(sizes, name=name)], quota, seed=seed, buckets=BUCKETS, square=SQUARE)
 
 
 def test_an_epoch_draws_every_image_once():
@@ -36,7 +37,7 @@ def test_an_epoch_draws_every_image_once():
 
 def test_epochs_and_seeds_differ_and_repeat_themselves():
     def order(seed, epoch):
-        sampler = MixedBatchSampler([part()], seed=seed)
+        sampler = MixedBatchSampler([part(seed=seed)], seed=seed)
         sampler.set_epoch(epoch)
         return [draw.image for batch in sampler for draw in batch]
 
@@ -88,40 +89,57 @@ def test_fewer_images_than_the_batch_is_refused_with_the_sum():
         MixedBatchSampler([part(images=5, quota=4)], world_size=2)
 
 
-def six_ratios() -> Part:
-    shapes = [(16, 16), (24, 8), (8, 24), (32, 8), (8, 32), (16, 8)]
-    groups = {shape: [2 * i, 2 * i + 1] for i, shape in enumerate(shapes)}
-    return Part("images", groups, 4, 1, [f"{i}.png" for i in range(12)])
-
-
-def test_twelve_images_over_six_ratios_make_no_batch_of_four():
+def test_twelve_images_over_six_ratios_make_no_batch():
+    shapes = [(16, 16), (24, 8), (8, 24), (32, 8), (8, 32), (12, 16)]
+    buckets = Buckets([16], 4 * 2, 4)
+    assert set(buckets.shapes) == set(shapes[:-1])
+    images = SizedSource([shape for shape in shapes for _ in range(2)], name="images")
+    pool = Pool("images", [images], 5, buckets=buckets, square=SQUARE)
     with pytest.raises(ValueError, match="not one training step") as error:
-        MixedBatchSampler([six_ratios()])
+        MixedBatchSampler([pool])
     for i in range(12):
-        assert f"{i}.png" in str(error.value)
-    assert "bucket 24x8: 2 images, 2 draws = 0 steps of 4; never trained on: 2.png, 3.png" in str(error.value)
+        assert f"images{i}" in str(error.value)
+    assert "bucket 24x8: 2 images, 2 draws = 0 steps of 5; never trained on: images2, images3" in str(
+        error.value
+    )
     assert "data.buckets=false" in str(error.value)
 
 
 def test_buckets_give_batches_of_one_shape_and_tell_what_they_drop():
-    groups = {(16, 16): [0, 1, 2, 3, 4], (24, 8): [5, 6, 7], (8, 24): [8]}
-    sampler = MixedBatchSampler([Part("a", groups, 2, 1, [f"{i}.png" for i in range(9)])])
+    sizes = [(16, 16)] * 5 + [(24, 8)] * 3 + [(8, 24)]
+    sampler = MixedBatchSampler([shaped(sizes, 2)])
     batches = list(sampler)
     assert len(batches) == len(sampler) == 3
     by_shape = Counter(frozenset((draw.height, draw.width) for draw in batch) for batch in batches)
     assert by_shape == {frozenset({(16, 16)}): 2, frozenset({(24, 8)}): 1}
     for draw in (draw for batch in batches for draw in batch):
-        assert draw.image in groups[draw.height, draw.width]
+        assert sizes[draw.image] == (draw.height, draw.width)
     report = "\n".join(sampler.report())
     assert "an epoch has 3 steps of 2 images" in report
-    assert "bucket 8x24: 1 images, 1 draws = 0 steps of 2; never trained on: 8.png" in report
+    assert "bucket 8x24: 1 images, 1 draws = 0 steps of 2; never trained on: a8" in report
+
+
+def test_filled_up_buckets_leave_no_image_out():
+    """5, 3 and 1 images in batches of 2: 3, 2 and 1 steps, with one further draw each."""
+    sizes = [(16, 16)] * 5 + [(24, 8)] * 3 + [(8, 24)]
+    sampler = MixedBatchSampler([shaped(sizes, 2)], fill=True)
+    drawn = Counter(draw.image for batch in sampler for draw in batch)
+    assert len(sampler) == 6
+    assert set(drawn) == set(range(9))
+    assert sum(drawn.values()) == 12
+    assert drawn[8] == 2
+    assert "bucket 8x24: 1 images, 1 draws = 1 steps of 2; 1 further draws fill up the last one" in "\n".join(
+        sampler.report()
+    )
+    occurrences = Counter(draw for batch in sampler for draw in batch)
+    assert max(occurrences.values()) == 1  # so that the two draws of one image are cropped apart
 
 
 def test_the_order_of_buckets_is_mixed():
-    groups = {(16, 16): list(range(20)), (24, 8): list(range(20, 40))}
-    shapes = [batch[0].height for batch in MixedBatchSampler([Part("a", groups, 2)])]
+    shapes = [batch[0].height for batch in MixedBatchSampler([shaped([(16, 16)] * 20 + [(24, 8)] * 20, 2)])]
     assert shapes != sorted(shapes)
     assert Counter(shapes) == {16: 10, 24: 10}
+    assert all(3 <= shapes[:i].count(16) - i // 2 + 5 <= 7 for i in range(20))  # and evenly
 
 
 @pytest.mark.parametrize(("instance", "prior", "steps"), [(7, 3, 3), (3, 7, 7), (5, 200, 200)])
@@ -147,7 +165,7 @@ def test_the_report_says_what_drives_the_epoch():
 
 
 def test_other_sources_follow_the_first_ones_shape():
-    lead = Part("a", {(24, 8): [0, 1], (8, 24): [2, 3]}, 1)
+    lead = shaped([(24, 8), (24, 8), (8, 24), (8, 24)], 1)
     for batch in MixedBatchSampler([lead, part("b", 4, 1)]):
         assert len({(draw.height, draw.width) for draw in batch}) == 1
         assert (batch[0].height, batch[0].width) != SQUARE
@@ -176,8 +194,8 @@ def test_shares_that_do_not_fit():
 
 @pytest.mark.parametrize("buckets", [False, True])
 def test_an_epoch_goes_on_where_it_stopped(buckets):
-    groups = {SQUARE: list(range(8)), (24, 8): list(range(8, 14))} if buckets else {SQUARE: list(range(14))}
-    parts = [Part("a", groups, 2), part("b", 3, 1)]
+    sizes = [SQUARE] * 8 + [(24, 8)] * 6
+    parts = [shaped(sizes, 2) if buckets else part("a", 14, 2), part("b", 3, 1)]
     whole = MixedBatchSampler(parts, seed=5)
     whole.set_epoch(2)
     rest = MixedBatchSampler(parts, seed=5)
@@ -231,19 +249,17 @@ def source(tmp_path) -> FolderSource:
     return FolderSource(tmp_path, prompt="x")
 
 
-def test_a_folder_is_a_source(source):
-    assert isinstance(source, Source)
-
-
 def test_a_draw_is_the_same_whoever_asks(source):
     """The same draw has the same pixels, another epoch or seed another crop; no global stream is used."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
     draws = [Draw("a", 1, epoch, turn, 16, 16) for epoch in range(3) for turn in range(3)]
     first = [Examples({"a": source}, seed=1, flip=0.5)[draw][0] for draw in draws]
-    again = [Examples({"a": source}, seed=1, flip=0.5, cache_mb=1)[draw][0] for draw in reversed(draws)][::-1]
+    again = [Examples({"a": source}, seed=1, flip=0.5, decoded_mb=1)[draw][0] for draw in reversed(draws)][
+        ::-1
+    ]
     for one, other in zip(first, again, strict=True):
-        assert torch.equal(one["pixels"], other["pixels"])
+        assert np.array_equal(one["pixels"], other["pixels"])
         assert one["crop_top_left"] == other["crop_top_left"]
     assert len({sample["crop_top_left"] for sample in first}) > 3
     moved = [Examples({"a": source}, seed=2)[draw][0]["crop_top_left"] for draw in draws]
@@ -254,8 +270,8 @@ def test_a_draw_is_the_same_whoever_asks(source):
 def test_the_cache_keeps_to_its_room(source, monkeypatch):
     loads = Counter()
     load = source.load
-    monkeypatch.setattr(source, "load", lambda index: (loads.update([index]), load(index))[1])
-    examples = Examples({"a": source}, cache_mb=2 * 16 * 32 * 3 / 2**20)  # room for two of three
+    monkeypatch.setattr(source, "load", lambda index, cover: (loads.update([index]), load(index, cover))[1])
+    examples = Examples({"a": source}, decoded_mb=2 * 16 * 32 * 4 / 2**20)  # room for two of three
     for _ in range(4):
         for index in range(3):
             examples[Draw("a", index, 0, 0, 16, 16)]
@@ -270,18 +286,56 @@ def test_weights_make_the_sum_a_mean_of_each_source(source):
         Draw("instance", 1, 0, 0, 16, 16),
         Draw("prior", 2, 0, 0, 16, 16),
     ]
-    batch = collate([examples[draw] for draw in draws], {"instance": 1.0, "prior": 0.5})
+    batch = collate([examples[draw] for draw in draws], {"instance": 1.0, "prior": 0.5}, APART)
     assert batch["weight"].tolist() == [0.5, 0.5, 0.5]
     assert (torch.tensor([1.0, 2.0, 5.0]) * batch["weight"]).sum() == 4
     assert batch["source"] == ["instance", "instance", "prior"]
     assert batch["ids"] == ["0.png", "1.png", "2.png"]
-    assert batch["pixels"].shape == (3, 3, 16, 16)
+    assert batch["pixels"].shape == (3, 16, 16, 3)
     assert batch["original_size"].tolist() == [[20, 40]] * 3
     assert batch["target_size"].tolist() == [[16, 16]] * 3
     assert batch["crop_top_left"].dtype == torch.int64
 
 
+def test_sources_of_one_pool_count_as_one(source):
+    """Losses 1 2 | 5, the last with weight 2: (1 + 2 + 2 * 5) / 3, whatever the batch holds of each."""
+    examples = Examples({"a": source, "b": source})
+    draws = [Draw("a", 0, 0, 0, 16, 16), Draw("a", 1, 0, 0, 16, 16), Draw("b", 2, 0, 0, 16, 16)]
+    batch = collate([examples[draw] for draw in draws], {"a": 1.0, "b": 2.0}, {"a": "one", "b": "one"})
+    assert (torch.tensor([1.0, 2.0, 5.0]) * batch["weight"]).sum() == pytest.approx(13 / 3)
+
+
 def test_padding_weighs_nothing(source):
     examples = Examples({"val": source})
     draws = [Draw("val", i, 0, 0, 16, 16, padding) for i, padding in [(0, False), (1, False), (0, True)]]
-    assert collate([examples[draw] for draw in draws], {"val": 1.0})["weight"].tolist() == [0.5, 0.5, 0.0]
+    assert collate([examples[draw] for draw in draws], {"val": 1.0}, {"val": "val"})["weight"].tolist() == [
+        0.5,
+        0.5,
+        0.0,
+    ]
+
+
+def test_on_its_device_a_batch_has_floats(source):
+    examples = Examples({"val": source})
+    batch = collate([examples[Draw("val", 0, 0, 0, 16, 16)]], {"val": 1.0}, {"val": "val"})
+    batch["pixels"][0, 0, 1] = torch.tensor([0, 51, 255])
+    batch["mask"] = torch.full((1, 16, 16, 1), 51, dtype=torch.uint8)
+    batch["control"] = batch["pixels"]
+    made = to_floats(batch)
+    assert made["pixels"].dtype == torch.float32
+    assert made["pixels"].is_contiguous()
+    assert torch.allclose(made["pixels"][0, :, 0, 1], torch.tensor([-1.0, -0.6, 1.0]))
+    assert torch.allclose(made["control"][0, :, 0, 1], torch.tensor([0.0, 0.2, 1.0]))
+    assert made["mask"].shape == (1, 1, 16, 16)
+    assert torch.allclose(made["mask"], torch.tensor(0.2))
+
+
+def test_examples_without_a_mask_count_in_full_beside_those_with_one(source):
+    examples = Examples({"val": source})
+    (one, _), (two, _) = (examples[Draw("val", i, 0, 0, 16, 16)] for i in (0, 1))
+    one["mask"] = np.zeros((16, 16, 1), np.uint8)
+    mask = collate([(one, False), (two, False)], {"val": 1.0}, {"val": "val"})["mask"]
+    assert [float(m.float().mean()) for m in mask] == [0, 255]
+    two["control"] = two["pixels"]
+    with pytest.raises(ValueError, match=r"0\.png has no control image"):
+        collate([(one, False), (two, False)], {"val": 1.0}, {"val": "val"})

@@ -11,19 +11,18 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
+from tiny_runs import shipped
 
 from lit_sd.data.class_images import PriorSource
-from lit_sd.data.datamodule import SDDataModule, folder
+from lit_sd.data.builders import folder
+from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.folder import FolderSource
 
 CONF = Path(__file__).parents[2] / "conf"
-SHIPPED = {**yaml.safe_load((CONF / "data/folder.yaml").read_text()), "seed": 0}
-del SHIPPED["_target_"]
 
 
 def write(path: Path, count: int, size: tuple[int, int] = (20, 24)) -> Path:
@@ -36,7 +35,7 @@ def write(path: Path, count: int, size: tuple[int, int] = (20, 24)) -> Path:
 
 def data(root: Path, **options) -> SDDataModule:
     small = {"root": root, "prompt": "x", "batch_size": 2, "resolution": 16, "num_workers": 0, "flip": True}
-    return folder(**{**SHIPPED, **small, **options})
+    return folder(**{**shipped(), **small, **options})
 
 
 class Recorder(L.LightningModule):
@@ -290,7 +289,8 @@ def test_several_concepts(tmp_path):
             "dogs": PriorSource(tmp_path / second_root, "a dog", 2, weight=0.5),
         }
 
-    plain = {"resolution": 16, "flip": False, "num_workers": 0, "cache_mb": 0, "seed": 0}
+    plain = {"resolution": 16, "flip": False, "num_workers": 0, "decoded_mb": 0, "seed": 0}
+    plain["shares"] = dict.fromkeys(("cat", "dog", "cats", "dogs"), 1)
     datamodule = SDDataModule(sources("dogs"), batch_size=4, **plain)
     assert [request.prompt for request in datamodule.prior_requests()] == ["a cat", "a dog"]
     for request in datamodule.prior_requests():
@@ -346,7 +346,7 @@ def test_an_unset_root_says_what_to_set():
 TWO_RANKS = """
     import json, sys
     from pathlib import Path
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/.."]
     from test_datamodule import Recorder, data, fit, write
 
     root, out = Path(sys.argv[2]), Path(sys.argv[3])

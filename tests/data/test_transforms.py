@@ -1,24 +1,28 @@
 """Pixels and SDXL's six numbers against values worked out by hand (F01, F02, F08)."""
 
+import io
 import struct
 import zlib
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
+from sized_source import SizedSource
 
 from lit_sd.data.batching import Draw
 from lit_sd.data.examples import Examples
 from lit_sd.data.folder import FolderSource
+from lit_sd.data.source import Picture
 from lit_sd.data.transforms import (
     Crop,
     cover_size,
     cut,
+    decode,
     draw_crop,
     inspect_image,
+    mask_box,
     read_image,
-    scale_to_cover,
+    scale_to,
     to_rgb,
 )
 
@@ -149,31 +153,25 @@ def test_an_unreadable_image_is_named(tmp_path):
 )
 def test_scaling_covers_the_target(size, target, scaled):
     assert cover_size(size, target) == scaled
-    image = scale_to_cover(Image.new("RGB", (size[1], size[0])), target)
+    image = scale_to(Image.new("RGB", (size[1], size[0])), scaled)
     assert (image.height, image.width) == scaled
 
 
 def test_flip_comes_before_the_crop():
     """Columns 0..5 hold their number. Flipped they read 5 4 3 2 1 0, of which columns 1..3 are 4 3 2."""
-    columns = np.tile(np.arange(6, dtype=np.uint8)[None, :, None], (2, 1, 3))
-    assert ((cut(columns, (2, 3), Crop(False, 0, 1)) + 1) * 127.5)[0, 0].round().tolist() == [1, 2, 3]
-    assert ((cut(columns, (2, 3), Crop(True, 0, 1)) + 1) * 127.5)[0, 0].round().tolist() == [4, 3, 2]
-
-
-def test_pixels_lie_between_minus_one_and_one():
-    pixels = cut(np.array([[[0, 51, 255]]], np.uint8), (1, 1), Crop(False, 0, 0))
-    assert torch.allclose(pixels.flatten(), torch.tensor([-1.0, -0.6, 1.0]))
-    assert pixels.dtype == torch.float32
+    columns = Image.fromarray(np.tile(np.arange(6, dtype=np.uint8)[None, :, None], (2, 1, 3)))
+    assert cut(columns, (2, 3), Crop(False, 0, 1))[0, :, 0].tolist() == [1, 2, 3]
+    assert cut(columns, (2, 3), Crop(True, 0, 1))[0, :, 0].tolist() == [4, 3, 2]
 
 
 def test_crops_reach_every_corner_and_nothing_beyond():
     rng = np.random.default_rng(0)
-    crops = [draw_crop((10, 8), (8, 8), rng, flip=0.5, centre=False) for _ in range(200)]
+    crops = [draw_crop((10, 8), (8, 8), rng, flip=0.5) for _ in range(200)]
     assert {crop.top for crop in crops} == {0, 1, 2}
     assert {crop.left for crop in crops} == {0}
     assert 70 < sum(crop.flip for crop in crops) < 130
-    assert draw_crop((11, 8), (8, 8), rng, flip=0.0, centre=True) == Crop(False, 1, 0)
-    assert draw_crop((8, 8), (8, 8), rng, flip=1.0, centre=True).flip
+    assert draw_crop((11, 8), (8, 8), rng, flip=0.0, where="center") == Crop(False, 1, 0)
+    assert draw_crop((8, 8), (8, 8), rng, flip=1.0, where="center").flip
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
@@ -181,13 +179,13 @@ def test_the_six_numbers_of_sdxl(tmp_path, flip):
     """A picture 40 high and 80 wide at 20x20: scaled to 20x40, cropped in the middle at (0, 10)."""
     halves(80, 40).save(tmp_path / "a.png")
     source = FolderSource(tmp_path, prompt="halves")
-    sample, padding = Examples({"a": source}, flip=flip, centre=True)[Draw("a", 0, 0, 0, 20, 20)]
+    sample, padding = Examples({"a": source}, flip=flip, crop="center")[Draw("a", 0, 0, 0, 20, 20)]
     assert not padding
     assert sample["original_size"] == (40, 80)
     assert sample["crop_top_left"] == (0, 10)
-    assert tuple(sample["pixels"].shape) == (3, 20, 20)
-    left = sample["pixels"][:, 10, 2]
-    assert (left[0] > 0.9) == (flip == 0.0)  # red stays left, or moves right
+    assert sample["pixels"].shape == (20, 20, 3)
+    left = sample["pixels"][10, 2]
+    assert (left[0] > 240) == (flip == 0.0)  # red stays left, or moves right
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
@@ -200,7 +198,93 @@ def test_a_random_crop_is_where_its_numbers_say(tmp_path, flip):
     for epoch in range(12):
         sample, _ = examples[Draw("a", 0, epoch, 0, 20, 20)]
         left = sample["crop_top_left"][1]
-        column = round(float((sample["pixels"][0, 0, 0] + 1) * 127.5) / 5)
+        column = round(int(sample["pixels"][0, 0, 0]) / 5)
         assert column == (39 - left if flip else left)
         lefts.add(left)
     assert len(lefts) > 4
+
+
+@pytest.mark.parametrize(
+    ("box", "corners"),
+    [
+        ((2, 3, 5, 6), {(top, left) for top in (1, 2) for left in (2, 3)}),  # 3x3 in a crop of 4: two places
+        ((0, 0, 1, 1), {(0, 0)}),  # at the border
+        ((1, 0, 7, 10), {(top, left) for top in (1, 2, 3) for left in range(7)}),  # larger than the crop
+    ],
+)
+def test_crops_hold_what_the_mask_shows(box, corners):
+    rng = np.random.default_rng(0)
+    crops = {draw_crop((10, 10), (4, 4), rng, flip=0.0, where="mask", box=box)[1:] for _ in range(300)}
+    assert crops == corners
+    mirrored = {draw_crop((10, 10), (4, 4), rng, flip=1.0, where="mask", box=box)[1:] for _ in range(300)}
+    assert mirrored == {(top, 6 - left) for top, left in corners}
+
+
+def test_a_mask_tells_its_box():
+    mask = np.zeros((6, 8), np.uint8)
+    assert mask_box(Image.fromarray(mask)) is None
+    mask[2, 3], mask[4, 6] = 1, 255
+    assert mask_box(Image.fromarray(mask)) == (2, 3, 5, 7)
+
+
+class WithPartners(SizedSource):
+    """Noise, with itself as control and its red as mask."""
+
+    def load(self, index, cover=None):
+        pixels = np.random.default_rng(index).integers(0, 255, (*self.all[index], 3), np.uint8)
+        image = Image.fromarray(pixels)
+        return Picture(image, image.size[::-1], (), image.getchannel("R"), image.copy())
+
+
+@pytest.mark.parametrize("decoded_mb", [0, 1])
+def test_one_draw_serves_image_mask_and_control(decoded_mb):
+    source = WithPartners([(30, 50)])
+    examples = Examples({"a": source}, flip=0.5, decoded_mb=decoded_mb)
+    draws = [examples[Draw("a", 0, epoch, 0, 24, 16)][0] for epoch in range(50)]
+    for sample in draws:
+        assert np.array_equal(sample["control"], sample["pixels"])
+        # Scaling one channel is scaling three, so the mask is the red of the picture.
+        assert np.array_equal(sample["mask"], sample["pixels"][..., :1])
+    assert len({sample["crop_top_left"] for sample in draws}) > 10
+
+
+def photograph(width: int, height: int) -> bytes:
+    """A JPEG with slopes, an edge and some grain."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    grain = np.random.default_rng(0).normal(0, 3, (height, width))
+    red = 255 * x + grain
+    green = np.where(x + y > 1, 200, 60) + grain
+    pixels = np.stack([red, green, 255 * y * x], -1).clip(0, 255).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=95, subsampling=0)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("size", "cover", "decoded"),
+    [
+        ((1600, 1200), (300, 300), (800, 600)),  # covers as 400x300: half the size is twice that
+        ((1600, 1200), (301, 301), (1600, 1200)),
+        ((3200, 2400), (300, 300), (800, 600)),  # a quarter
+        ((1600, 1200), (600, 100), (1600, 1200)),  # 800x600: a half would be just that, not twice
+    ],
+)
+def test_large_jpegs_are_decoded_small_and_look_the_same(size, cover, decoded):
+    data = photograph(*size)
+    small, whole = decode(data, "a.jpg", cover), decode(data, "a.jpg")
+    assert small.image.size == decoded
+    assert small.size == whole.size == size[::-1]
+    target = cover_size(whole.size, cover)
+    one, other = (np.asarray(scale_to(d.image, target)).astype(int) for d in (small, whole))
+    assert abs(one - other).mean() < 0.5
+    assert abs(one - other).max() <= 12
+
+
+def test_a_turned_jpeg_is_measured_upright(tmp_path):
+    image = Image.open(io.BytesIO(photograph(1600, 800)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "a.jpg", exif=exif, quality=95)
+    small = decode((tmp_path / "a.jpg").read_bytes(), "a.jpg", (200, 100))
+    assert small.size == (1600, 800)
+    assert small.image.size == (200, 400)  # twice what covers

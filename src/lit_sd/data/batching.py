@@ -1,41 +1,23 @@
 """Which examples make a batch.
 
 An epoch is a fixed sequence of steps, a function of (seed, epoch) alone. Each step takes a fixed quota from
-every source, on every rank. The source that lasts longest drives the epoch: it goes on until that source has
-made all its whole steps, and the others start over, reshuffled, as often as needed. The first source decides
+every pool of sources, on every rank. The pool that lasts longest drives the epoch: it goes on until that pool
+has made all its whole steps, and the others start over, reshuffled, as often as needed. The first pool decides
 the shapes where there are buckets; images of the others are cropped to the shape of their batch. Draws that
-don't fill a step are left out, other ones each epoch.
+don't fill a step are left out, other ones each epoch, or filled up with `fill`.
 """
 
 import hashlib
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count, islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 from torch.utils.data import Sampler
 
-from lit_sd.data.buckets import bucket_report
+from lit_sd.data.buckets import bucket_line
+from lit_sd.data.pools import Drawn, Pool, joined, seeded
 from lit_sd.data.transforms import Size
-
-
-@runtime_checkable
-class Source(Protocol):
-    """A set of images with captions. `notes` (lines for the report) and `captions()` may be missing."""
-
-    name: str
-    weight: float
-    repeats: int
-
-    def __len__(self) -> int: ...
-    def sizes(self) -> list[Size]: ...
-    def ids(self) -> list[str]: ...
-    def load(self, index: int) -> tuple[Image.Image, str]: ...
-    def check(self) -> None: ...
 
 
 class Draw(NamedTuple):
@@ -51,35 +33,6 @@ class Draw(NamedTuple):
     height: int
     width: int
     padding: bool = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a source gives to each step.
-
-    Attributes:
-        name: the source.
-        groups: indexes of its images by shape; one shape where there are no buckets.
-        quota: images in each batch, on each rank.
-        repeats: how often an epoch draws each image.
-        ids: the source's names of its images, for messages.
-    """
-
-    name: str
-    groups: dict[Size, list[int]]
-    quota: int
-    repeats: int = 1
-    ids: Sequence[str] = ()
-
-    @property
-    def indexes(self) -> list[int]:
-        """All its images."""
-        return [index for group in self.groups.values() for index in group]
-
-    def steps(self, world_size: int, repeats: int | None = None) -> int:
-        """Whole steps that it makes in an epoch, alone."""
-        size, repeats = self.quota * world_size, repeats or self.repeats
-        return sum(len(group) * repeats // size for group in self.groups.values())
 
 
 def share_batch(batch_size: int, shares: Mapping[str, int | float]) -> dict[str, int]:
@@ -105,55 +58,76 @@ def share_batch(batch_size: int, shares: Mapping[str, int | float]) -> dict[str,
     return parts
 
 
-def seeded(seed: int, epoch: int, name: str, *rest: int) -> np.random.Generator:
-    """A stream of its own for each epoch, source and purpose, whatever process asks."""
-    return np.random.default_rng([seed, epoch, zlib.crc32(name.encode()), *rest])
-
-
 class MixedBatchSampler(Sampler[list[Draw]]):
-    """One rank's share of each step of an epoch, from every source; see the module's text.
+    """One rank's share of each step of an epoch, from every pool; see the module's text.
+
+    Where sources are read shard by shard, each rank goes through a stretch of the epoch's draws of its own, so
+    that it reads few shards at a time; else a step's draws lie side by side.
 
     Attributes:
         start: asked by `iter` for (epoch, batches of it to leave out).
     """
 
-    def __init__(self, parts: Sequence[Part], *, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        fill: bool = False,
+    ) -> None:
         """
         Args:
-            parts: the sources' parts; the first one decides the shapes.
+            pools: what a step takes from; the first one decides the shapes.
             seed: of the order.
             rank: this process.
             world_size: number of processes.
+            fill: draws that don't make a whole step are filled up with further draws of the same shape, so
+                that each image is trained on in each epoch.
 
         Raises:
             ValueError: an epoch would have no step; the message shows the arithmetic.
         """
-        self.parts, self.seed, self.rank, self.world_size = tuple(parts), seed, rank, world_size
+        self.pools, self.seed, self.rank, self.world_size = tuple(pools), seed, rank, world_size
+        self.fill = fill
         self.start: Callable[[], tuple[int, int]] = lambda: self._position
         self._position = (0, 0)
-        self._steps = max(part.steps(world_size) for part in self.parts)
+        self._steps = max(sum(self._by_shape(pool).values()) for pool in self.pools)
         if not self._steps:
             raise ValueError(self._too_few())
-        self._lead_repeats = self.parts[0].repeats
-        while self.parts[0].steps(world_size, self._lead_repeats) < self._steps:
-            self._lead_repeats += 1
+        self._cycles = 1
+        while sum(self._by_shape(self.pools[0], self._cycles).values()) < self._steps:
+            self._cycles += 1
+        self._lanes = world_size if any(pool.sharded for pool in self.pools) else 1
+        self._order: tuple[int, list[tuple[int, int]]] | None = None
+
+    def _by_shape(self, pool: Pool, cycles: int = 1) -> dict[Size, int]:
+        """Steps that a pool makes of each shape in so many of its cycles, alone."""
+        size = pool.quota * self.world_size
+        return {
+            shape: math.ceil(pool.cycle[shape] * cycles / size)
+            if self.fill
+            else pool.cycle[shape] * cycles // size
+            for shape in pool.shapes
+        }
 
     def fingerprint(self) -> dict[str, Any]:
         """What the order depends on beside the position, as plain values."""
-        images = hashlib.sha256()
-        for part in self.parts:
-            images.update(repr((part.name, part.groups, part.repeats, list(part.ids))).encode())
+        images = hashlib.sha256(repr((self.fill, self._lanes)).encode())
+        for pool in self.pools:
+            images.update(pool.fingerprint().encode())
         return {
             "seed": self.seed,
             "world_size": self.world_size,
-            "batch": {part.name: part.quota for part in self.parts},
+            "batch": {pool.name: pool.quota for pool in self.pools},
             "images": images.hexdigest()[:16],
         }
 
     @property
     def step_size(self) -> int:
         """Images of one step, over all ranks."""
-        return sum(part.quota for part in self.parts) * self.world_size
+        return sum(pool.quota for pool in self.pools) * self.world_size
 
     def set_epoch(self, epoch: int, steps: int = 0) -> None:
         """Makes the next `iter` yield `epoch` without its first `steps` batches, unless `start` is set."""
@@ -167,75 +141,104 @@ class MixedBatchSampler(Sampler[list[Draw]]):
         return self._batches(*self.start())  # asked now, not when the first batch is taken
 
     def _batches(self, epoch: int, skip: int) -> Iterator[list[Draw]]:
-        streams = [self._shaped(epoch), *(self._flat(part, epoch) for part in self.parts[1:])]
-        for chunks in islice(zip(*streams, strict=False), skip, self._steps):
-            height, width = chunks[0][0]
+        lead, shapes = self.pools[0], self.pools[0].shapes
+        made = self._by_shape(lead, self._cycles)
+        numbers, places = self._schedule(epoch)
+        for step in range(skip, self._steps):
+            shape = shapes[numbers[step]]
+            chunks = [self._mine(lead, epoch, shape, int(places[step]), made[shape])]
+            chunks += [self._mine(pool, epoch, pool.square, step, self._steps) for pool in self.pools[1:]]
             yield [
-                Draw(part.name, index, epoch, occurrence, height, width)
-                for part, (_, chunk) in zip(self.parts, chunks, strict=True)
-                for index, occurrence in chunk[self.rank * part.quota : (self.rank + 1) * part.quota]
+                Draw(pool.members[member].source.name, image, epoch, occurrence, *shape)
+                for pool, chunk in zip(self.pools, chunks, strict=True)
+                for member, image, occurrence in zip(*(column.tolist() for column in chunk), strict=True)
             ]
 
-    def _shaped(self, epoch: int) -> Iterator[tuple[Size, list[tuple[int, int]]]]:
-        """The first source's steps, each of one shape; repeated as often as fills the epoch."""
-        lead, size = self.parts[0], self.parts[0].quota * self.world_size
-        queues, starts = [], []
-        for number, group in enumerate(lead.groups.values()):
-            order = seeded(self.seed, epoch, lead.name, 0, number)
-            queue = np.concatenate([order.permutation(group) for _ in range(self._lead_repeats)])
-            queues.append(queue)
-            starts += [(number, at) for at in range(0, len(queue) - size + 1, size)]
-        if len(queues) > 1:
-            order = seeded(self.seed, epoch, lead.name, 1)
-            starts = [starts[i] for i in order.permutation(len(starts))]
-        shapes = list(lead.groups)
-        for number, at in starts:
-            images = len(lead.groups[shapes[number]])
-            yield shapes[number], [(int(queues[number][i]), i // images) for i in range(at, at + size)]
+    def _schedule(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each step: the number of its shape, and which one of that shape's steps it is.
 
-    def _flat(self, part: Part, epoch: int) -> Iterator[tuple[Size | None, list[tuple[int, int]]]]:
-        """Another source's steps, whatever the shapes: all its images in a new order, over and over."""
-        indexes, order = part.indexes, seeded(self.seed, epoch, part.name, 0)
-        endless = ((int(i), turn) for turn in count() for i in order.permutation(indexes))
-        while True:
-            yield None, list(islice(endless, part.quota * self.world_size))
+        Each shape's steps are spread evenly over the epoch, so that all of them get on through the shards
+        side by side.
+        """
+        made = list(self._by_shape(self.pools[0], self._cycles).values())
+        times = [
+            (np.arange(steps) + seeded(self.seed, epoch, self.pools[0].name, 3, number).random(steps)) / steps
+            for number, steps in enumerate(made)
+            if steps
+        ]
+        numbers = np.concatenate([np.full(steps, number) for number, steps in enumerate(made)])
+        places = np.concatenate([np.arange(steps) for steps in made])
+        order = np.argsort(np.concatenate(times), kind="stable")[: self._steps]
+        return numbers[order], places[order]
+
+    def _mine(self, pool: Pool, epoch: int, shape: Size, step: int, steps: int) -> Drawn:
+        """This rank's draws in a step, which is one of so many."""
+        chunk = pool.quota * self.world_size // self._lanes  # of a lane, in a step
+        begin, end, pieces = self.rank * pool.quota, (self.rank + 1) * pool.quota, []
+        while begin < end:
+            lane, low = divmod(begin, chunk)
+            count = min(chunk - low, end - begin)
+            pieces.append(pool.take(epoch, shape, (lane * steps + step) * chunk + low, count))
+            begin += count
+        return joined(pieces)
 
     def report(self) -> list[str]:
         """Lines on what an epoch is made of: each source, the steps, what drives them, the buckets."""
-        longest = max(self.parts, key=lambda part: part.steps(self.world_size))
-        lines = [
-            f"{part.name}: {len(part.indexes)} images x {part.repeats} repeats, {part.quota} in each batch"
-            for part in self.parts
-        ]
-        driven = f", as long as {longest.name} lasts; the others start over" if len(self.parts) > 1 else ""
+        longest = max(self.pools, key=lambda pool: sum(self._by_shape(pool).values()))
+        lines = [line for pool in self.pools for line in _source_lines(pool)]
+        driven = f", as long as {longest.name} lasts; the others start over" if len(self.pools) > 1 else ""
         lines.append(f"an epoch has {self._steps} steps of {self.step_size} images{driven}")
-        return lines + self._bucket_lines(self._lead_repeats)
+        return lines + self._bucket_lines(self._cycles)
 
-    def _bucket_lines(self, repeats: int) -> list[str]:
-        lead = self.parts[0]
-        if len(lead.groups) < 2:
+    def _bucket_lines(self, cycles: int) -> list[str]:
+        lead, size = self.pools[0], self.pools[0].quota * self.world_size
+        if len(lead.shapes) < 2:
             return []
-        return bucket_report(lead.groups, lead.ids, repeats, lead.quota * self.world_size)
+        return [
+            bucket_line(
+                shape,
+                lead.held(shape),
+                lead.cycle[shape] * cycles,
+                steps,
+                size,
+                () if steps else lead.names(shape),
+            )
+            for shape, steps in self._by_shape(lead, cycles).items()
+        ]
 
     def _too_few(self) -> str:
         sums = [
-            f"{part.name}: {len(part.indexes)} images x {part.repeats} repeats = "
-            f"{len(part.indexes) * part.repeats} draws an epoch, but a step takes "
-            f"{part.quota * self.world_size} "
-            f"({part.quota} in each batch x {self.world_size} ranks)"
-            for part in self.parts
+            f"{pool.name}: {pool.images} images x {_times(pool)} = {pool.draws} draws an epoch, but a step "
+            f"takes {pool.quota * self.world_size} ({pool.quota} in each batch x {self.world_size} ranks)"
+            for pool in self.pools
         ]
-        buckets = self._bucket_lines(self.parts[0].repeats)
+        buckets = self._bucket_lines(1)
         if buckets:
             remedy = (
                 "Each bucket has to fill its own steps: set a smaller data.batch_size, more data.repeats, "
-                "or data.buckets=false"
+                "data.fill=true, or data.buckets=false"
             )
         else:
-            part = self.parts[0]
-            repeats = math.ceil(part.quota * self.world_size / max(1, len(part.indexes)))
-            remedy = f"Set a smaller data.batch_size, or data.repeats={repeats} or more"
+            pool = self.pools[0]
+            repeats = math.ceil(pool.quota * self.world_size / max(1, pool.images))
+            remedy = f"Set a smaller data.batch_size, data.fill=true, or data.repeats={repeats} or more"
         return "\n".join(["not one training step can be made", *sums, *buckets, remedy])
+
+
+def _times(pool: Pool) -> str:
+    """A pool's repeats, in words."""
+    repeats = {member.source.repeats for member in pool.members}
+    return f"{repeats.pop()} repeats" if len(repeats) == 1 else "their repeats"
+
+
+def _source_lines(pool: Pool) -> list[str]:
+    lines = [
+        f"{member.source.name}: {sum(member.held.values())} images x {member.source.repeats} repeats"
+        for member in pool.members
+    ]
+    if len(lines) == 1:
+        return [f"{lines[0]}, {pool.quota} in each batch"]
+    return [*lines, f"{pool.name}: all of these together, {pool.quota} in each batch"]
 
 
 def held_out(ids: Sequence[str], share: int | float, seed: int) -> list[int]:

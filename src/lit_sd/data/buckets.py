@@ -4,10 +4,17 @@ pixels.
 All sizes are (height, width).
 """
 
-import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from lit_sd.data.transforms import Size
+
+SHOWN = 20
+"""Names in one message."""
 
 
 def make_buckets(resolution: int, step: int, max_ratio: int | float) -> list[Size]:
@@ -38,52 +45,110 @@ def make_buckets(resolution: int, step: int, max_ratio: int | float) -> list[Siz
     return [(resolution, resolution), *tall, *((width, height) for height, width in tall)]
 
 
-def nearest_bucket(size: Size, buckets: Sequence[Size]) -> Size:
-    """The bucket whose aspect ratio is nearest, as a factor; of equal ones the first."""
-    ratio = math.log(size[0] / size[1])
-    return min(buckets, key=lambda bucket: abs(math.log(bucket[0] / bucket[1]) - ratio))
+@dataclass(frozen=True)
+class Buckets:
+    """The rule by which an image gets the shape that it is trained in.
 
+    Of each resolution the shape is taken whose aspect ratio is nearest; of these the largest that the image
+    fills without being scaled up. An image too small for all of them is scaled up to the smallest, or, with
+    `upscale=False`, keeps its size: the largest multiples of `step` within it.
 
-def sort_into_buckets(
-    sizes: Sequence[Size], buckets: Sequence[Size], aside: Container[int] = ()
-) -> dict[Size, list[int]]:
-    """Indexes of the images, but for those `aside`, by the bucket that each belongs to; buckets with no image
-    are left out.
+    Attributes:
+        resolutions: sides of the squares that the shapes' areas come from.
+        step: sides are multiples of it.
+        max_ratio: longer side over shorter, at most; 1 gives squares only.
+        upscale: scale small images up.
+
+    Raises:
+        ValueError: an option is out of its range.
     """
-    groups: dict[Size, list[int]] = {}
-    for index, size in enumerate(sizes):
-        if index not in aside:
-            groups.setdefault(nearest_bucket(size, buckets), []).append(index)
-    return {bucket: groups[bucket] for bucket in buckets if bucket in groups}
+
+    resolutions: Sequence[int]
+    step: int
+    max_ratio: int | float
+    upscale: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.resolutions or len(set(self.resolutions)) < len(self.resolutions):
+            raise ValueError(
+                f"data.resolution={list(self.resolutions)}: expected one size, or several different ones"
+            )
+        _ = self._by_resolution
+
+    @cached_property
+    def _by_resolution(self) -> list[list[Size]]:
+        """Shapes of each resolution, the largest first."""
+        return [
+            make_buckets(side, self.step, self.max_ratio) for side in sorted(self.resolutions, reverse=True)
+        ]
+
+    @property
+    def shapes(self) -> list[Size]:
+        """All shapes but those that small images keep."""
+        return [shape for shapes in self._by_resolution for shape in shapes]
+
+    def assign(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        """The shape of each image, of these sizes."""
+        sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
+        ratios = np.log(sizes[:, 0] / sizes[:, 1])
+        chosen = np.zeros_like(sizes)
+        open_ = np.ones(len(sizes), bool)
+        for shapes in self._by_resolution:
+            nearest = nearest_shapes(ratios, shapes)
+            fits = open_ & (nearest <= sizes).all(1)
+            chosen[fits] = nearest[fits]
+            open_ &= ~fits
+        if self.upscale:
+            chosen[open_] = nearest[open_]  # the smallest resolution's
+        else:
+            chosen[open_] = self._within(sizes[open_])
+        return chosen
+
+    def _within(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        longest = (sizes.min(1) // self.step * self.step * self.max_ratio)[:, None]
+        inside = np.minimum(sizes, np.maximum(longest, self.step)).astype(np.int64)
+        return np.maximum(inside // self.step * self.step, self.step)
 
 
-def bucket_report(
-    groups: dict[Size, list[int]], ids: Sequence[str], draws_per_image: int, step_size: int
-) -> list[str]:
-    """One line for each bucket: what an epoch keeps of it and what it drops, dropped images by name.
+def nearest_shapes(ratios: Float[np.ndarray, " n"], shapes: Sequence[Size]) -> Int[np.ndarray, "n 2"]:
+    """For each log of height over width, the shape whose own is nearest; of equally near ones the first of
+    the list.
+    """
+    table = np.array(shapes)
+    own = np.log(table[:, 0] / table[:, 1])
+    order = np.argsort(own, kind="stable")
+    above = np.searchsorted(own[order], ratios).clip(1, max(1, len(own) - 1))
+    pair = np.stack([order[above - 1], order[np.minimum(above, len(own) - 1)]])
+    away = np.abs(own[pair] - ratios).round(12)
+    upper = (away[1] < away[0]) | ((away[1] == away[0]) & (pair[1] < pair[0]))
+    return table[np.where(upper, pair[1], pair[0])]
+
+
+def bucket_line(
+    shape: Size, images: int, draws: int, steps: int, step_size: int, untrained: Sequence[str] = ()
+) -> str:
+    """What an epoch makes of a bucket: its steps, and what is drawn anew, left over or never trained on.
 
     Args:
-        groups: indexes of the images of each bucket.
-        ids: the images' names.
-        draws_per_image: how often an epoch may draw an image.
-        step_size: images of one step over all ranks; whole steps only are made of a bucket.
+        shape: the bucket.
+        images: in it.
+        draws: that an epoch may make of it.
+        steps: that it makes.
+        step_size: draws of a step.
+        untrained: names of its images, where it makes no step.
     """
-    lines = []
-    for (height, width), indexes in groups.items():
-        draws = len(indexes) * draws_per_image
-        batches, left = divmod(draws, step_size)
-        line = (
-            f"bucket {height}x{width}: {len(indexes)} images, {draws} draws = {batches} steps of {step_size}"
-        )
-        if not batches:
-            line += f"; never trained on: {listed([ids[i] for i in indexes])}"
-        elif left:
-            line += f"; {left} draws left over, other ones each epoch"
-        lines.append(line)
-    return lines
+    line = f"bucket {shape[0]}x{shape[1]}: {images} images, {draws} draws = {steps} steps of {step_size}"
+    spare = draws - steps * step_size
+    if spare < 0:
+        return f"{line}; {-spare} further draws fill up the last one"
+    if not steps:
+        return f"{line}; never trained on: {listed(untrained)}"
+    return f"{line}; {spare} draws left over, other ones each epoch" if spare else line
 
 
-def listed(names: Sequence[str], limit: int = 20) -> str:
+def listed(names: Sequence[str], limit: int = SHOWN) -> str:
     """The names, joined; beyond `limit` only their number."""
     rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(names[i] for i in range(min(limit, len(names)))) + (
+        f" and {rest} more" if rest > 0 else ""
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_sd.data.folder import FolderSource, list_folder
+from lit_sd.data.folder import FolderSource, list_folder, no_folder
 
 MANIFEST = "manifest.json"
 """What `lit_sd.prior` writes beside the images that it makes."""
@@ -60,9 +60,9 @@ class PriorSource(FolderSource):
         super().__init__(root, name=name, key=key, prompt=prompt, limit=count, weight=weight, repeats=repeats)
         self.count = count
 
-    def _check_options(self) -> None:
+    def _check_roots(self) -> None:
         if self.root.is_file():
-            raise FileNotFoundError(self._no_folder())
+            raise FileNotFoundError(no_folder(self.key, self.root))
 
     @property
     def request(self) -> PriorRequest:
@@ -95,6 +95,9 @@ class PriorSource(FolderSource):
 
     def __len__(self) -> int:
         return self.count if self._images is None else len(self._images)
+
+    def draw_weights(self, start: int = 0, stop: int | None = None) -> None:
+        """None: all are drawn equally often, also those that are still to be made."""
 
 
 def class_images_of(

@@ -1,21 +1,31 @@
-"""The DataModule, and `folder`, which makes it from what `data` holds in the configs."""
+"""The DataModule: batches from named sources, whatever they are."""
 
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import islice
 from typing import Any
 
 import lightning as L
 
-from lit_sd.data.batching import MixedBatchSampler, OrderedBatchSampler, Part, Source, held_out, share_batch
-from lit_sd.data.buckets import make_buckets, sort_into_buckets
-from lit_sd.data.class_images import PriorRequest, PriorSource, class_images_of, refuse_shared_folders
-from lit_sd.data.examples import Examples, ResumableLoader, load_batches
-from lit_sd.data.folder import BadFiles, FolderSource, MissingCaptions
+from lit_sd.data.batching import MixedBatchSampler, OrderedBatchSampler, held_out, share_batch
+from lit_sd.data.buckets import Buckets
+from lit_sd.data.cache_choice import CacheChoice, CacheMode
+from lit_sd.data.class_images import PriorRequest, PriorSource, refuse_shared_folders
+from lit_sd.data.examples import Examples, ResumableLoader, load_batches, to_floats
+from lit_sd.data.latent_cache import LatentCache
+from lit_sd.data.latents import CacheDtype
+from lit_sd.data.pools import Pool
 from lit_sd.data.position import Position, ranks_of
+from lit_sd.data.source import Source
+from lit_sd.data.transforms import Where
+from lit_sd.types import Batch
 
 log = logging.getLogger(__name__)
+
+POOL = "images"
+"""What the sources are called that a batch takes from as if they were one."""
+SHOWN_CAPTIONS = 10_000
 
 
 class SDDataModule(L.LightningDataModule):
@@ -27,50 +37,71 @@ class SDDataModule(L.LightningDataModule):
     Attributes:
         before_setup: called on every rank when a fit is set up, before folders are read and once processes
             can talk to each other. It is where class images can be made; see `prior_requests`.
+        fill_cache: called on every rank once sources are checked; gives the latents to read in place of
+            pixels, see `lit_sd.caching`.
+        latents: what it gave.
     """
 
     before_setup: Callable[[], None] | None = None
+    fill_cache: Callable[[], LatentCache | None] | None = None
+    latents: LatentCache | None = None
 
     def __init__(
         self,
         sources: Mapping[str, Source],
         *,
         batch_size: int,
-        resolution: int | None,
+        resolution: int | Sequence[int] | None,
         flip: bool | int | float,
         num_workers: int,
-        cache_mb: int | float,
+        decoded_mb: int | float,
         seed: int,
         val: Source | None = None,
         val_share: int | float = 0.0,
         shares: Mapping[str, int | float] | None = None,
         buckets: bool = False,
-        bucket_step: int = 0,
-        bucket_max_ratio: int | float = 0.0,
-        center_crop: bool = False,
+        bucket_step: int = 8,
+        bucket_max_ratio: int | float = 1.0,
+        upscale: bool = True,
+        fill: bool = False,
+        shuffle_shards: int | None = None,
+        crop: Where = "random",
         prior_sampling: Mapping[str, Any] | None = None,
+        cache: CacheMode | bool = "off",
+        cache_mb: int | float = 0,
+        cache_dir: str | os.PathLike | None = None,
+        cache_dtype: CacheDtype = "float32",
+        cache_batch: int = 1,
+        cache_texts: bool = True,
     ) -> None:
         """What has no default here has it in conf/data; what has one is off by default.
 
         Args:
-            sources: training images by name; the first one decides the shapes of buckets and is what
-                `val_share` is taken of.
+            sources: training images by name; the first one is what `val_share` is taken of.
             batch_size: images of a batch, from all sources together, on each rank.
-            resolution: side of the square images, a multiple of 8. `lit_sd.run` puts the model's own size in
-                None's place.
+            resolution: side of the square images, a multiple of 8, or several such sides, of which each image
+                gets what suits it; see `lit_sd.data.buckets.Buckets`. `lit_sd.run` puts the model's own size
+                in None's place.
             flip: mirror images with this probability; True is one half.
             num_workers: processes that load images; 0 loads in this one.
-            cache_mb: memory for scaled images in each of them.
+            decoded_mb: memory for scaled images in each of them.
             seed: of the order, the crops and the flips.
             val: images to validate on.
             val_share: share of the first source's images to validate on instead, chosen by `seed` and by
                 their names.
-            shares: each source's share of a batch; None gives them equal parts.
+            shares: of a batch, by source. Sources that it does not name count as one with the first that it
+                does; None draws from all sources as if they were one.
             buckets: give each batch the aspect ratio of its images.
             bucket_step: sides of buckets are multiples of it.
             bucket_max_ratio: the longest shape, as longer side over shorter.
-            center_crop: take the middle, not a random part.
+            upscale: with buckets, scale small images up; else they keep their size.
+            fill: fill up the last step of each bucket; else its draws are left out, other ones each epoch.
+            shuffle_shards: shards, or other parts of large sources, that are mixed at a time; None shuffles
+                each source as a whole.
+            crop: where images are cropped: random, center, or mask.
             prior_sampling: how class images are drawn (steps, guidance, …), for whoever draws them.
+            cache: with what follows, what is kept of frozen encoders' outputs; see
+                `lit_sd.data.cache_choice.CacheChoice`. `lit_sd.caching` does what it says.
 
         Raises:
             ValueError: an option is out of its range.
@@ -80,17 +111,30 @@ class SDDataModule(L.LightningDataModule):
             raise ValueError(
                 "data.resolution is not set; `lit_sd.run` fills in the model's own, elsewhere give a value"
             )
-        self.sources, self.val, self.val_share, self.shares = dict(sources), val, val_share, shares
-        self.batch_size, self.resolution, self.num_workers = batch_size, resolution, num_workers
-        self.flip, self.center_crop = 0.5 if flip is True else float(flip), center_crop
-        self.cache_mb, self.seed, self.prior_sampling = cache_mb, seed, dict(prior_sampling or {})
+        self.sources, self.val, self.val_share = dict(sources), val, val_share
+        for name, source in self.sources.items():
+            source.name = name
+        self.resolutions = [resolution] if isinstance(resolution, int) else list(resolution)
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.flip, self.crop = 0.5 if flip is True else float(flip), crop
+        self.fill, self.shuffle_shards = fill, shuffle_shards
+        self.cache = CacheChoice(cache, cache_mb, cache_dir, cache_dtype, cache_batch, cache_texts)
+        self.decoded_mb, self.seed, self.prior_sampling = decoded_mb, seed, dict(prior_sampling or {})
         self._check_options()
-        self.shapes = (
-            make_buckets(resolution, bucket_step, bucket_max_ratio) if buckets else [(resolution, resolution)]
-        )
-        self.quotas = share_batch(batch_size, {name: (shares or {}).get(name, 1.0) for name in sources})
+        several = len(self.resolutions) > 1
+        self.buckets = None
+        if buckets or several:
+            ratio, step = (bucket_max_ratio, bucket_step) if buckets else (1.0, 8)
+            self.buckets = Buckets(self.resolutions, step, ratio, upscale or not buckets)
+        self.pools = pool_sources(self.sources, shares)
+        self.quotas = share_batch(batch_size, {name: (shares or {}).get(name, 1.0) for name in self.pools})
         self._resume: dict[str, Any] | None = None
         self._position: Position | None = None
+
+    @property
+    def resolution(self) -> int:
+        """Side of the squares: of validation images, and where there are no buckets."""
+        return self.resolutions[0]
 
     def _check_options(self) -> None:
         if not self.sources:
@@ -100,8 +144,9 @@ class SDDataModule(L.LightningDataModule):
                 "expected data.batch_size of 1 or more, data.num_workers and seed of 0 or more; "
                 f"got {self.batch_size}, {self.num_workers} and {self.seed}"
             )
-        if self.resolution < 8 or self.resolution % 8:
-            raise ValueError(f"data.resolution={self.resolution}: expected a multiple of 8, the VAE's factor")
+        for side in self.resolutions:
+            if side < 8 or side % 8:
+                raise ValueError(f"data.resolution={side}: expected a multiple of 8, the VAE's factor")
         if not 0 <= self.val_share < 1 or (self.val_share and self.val is not None):
             raise ValueError(
                 f"data.val_share={self.val_share}: expected 0 or more and less than 1, and 0 with "
@@ -109,10 +154,8 @@ class SDDataModule(L.LightningDataModule):
             )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"data.flip={self.flip}: expected true, false or a probability")
-        if self.shares is not None and set(self.shares) != set(self.sources):
-            raise ValueError(
-                f"data.shares names {sorted(self.shares)}, the sources are {sorted(self.sources)}"
-            )
+        if self.shuffle_shards is not None and self.shuffle_shards < 1:
+            raise ValueError(f"data.shuffle_shards={self.shuffle_shards}: expected 1 or more, or null")
         refuse_shared_folders(self.prior_requests())
 
     def prior_requests(self) -> list[PriorRequest]:
@@ -120,7 +163,7 @@ class SDDataModule(L.LightningDataModule):
         return [source.request for source in self.sources.values() if isinstance(source, PriorSource)]
 
     def check(self, world_size: int = 1) -> None:
-        """Reads every folder once and does the sums of an epoch; cheap to call again. Class images may still
+        """Reads every source once and does the sums of an epoch; cheap to call again. Class images may still
         be missing.
 
         Raises:
@@ -137,20 +180,20 @@ class SDDataModule(L.LightningDataModule):
         lines = self.batch_sampler(0, world_size).report()
         validated = len(self.val) if self.val is not None else len(self.val_indexes())
         lines.append(f"validation: {validated} images" if validated else "validation: none")
-        small = sum(min(size) < self.resolution for size in self._first().sizes())
-        if small:
-            lines.append(
-                f"{small} images are smaller than data.resolution={self.resolution} and are scaled up"
-            )
+        if self.buckets is None or self.buckets.upscale:
+            smallest = min(self.resolutions)
+            small = int((self._first().sizes().min(1) < smallest).sum())
+            if small:
+                lines.append(f"{small} images are smaller than data.resolution={smallest} and are scaled up")
         for name, source in self.sources.items():
-            lines += [f"{name}: {note}" for note in getattr(source, "notes", [])]
-        return lines
+            lines += [f"{name}: {note}" for note in source.notes]
+            if unknown := source.rule.unknown_names(islice(source.captions(), SHOWN_CAPTIONS)):
+                lines.append(f"{name}: captions name wildcards that data.rule.wildcards lacks: {', '.join(unknown)}")
+        return lines if self.latents is None else lines + self.latents.notes
 
     def captions(self) -> list[str]:
-        """Captions of all training images, of the sources that can tell without loading images."""
-        return [
-            c for source in self.sources.values() if hasattr(source, "captions") for c in source.captions()
-        ]
+        """Captions of training images, of each source the first ones."""
+        return [c for source in self.sources.values() for c in islice(source.captions(), SHOWN_CAPTIONS)]
 
     def _first(self) -> Source:
         return next(iter(self.sources.values()))
@@ -169,16 +212,22 @@ class SDDataModule(L.LightningDataModule):
         Raises:
             ValueError: not one step can be made.
         """
-        aside = set(self.val_indexes())
-        parts: list[Part] = []
-        for name, source in self.sources.items():
-            if parts:  # shapes are the first source's; the others' images are cropped to them
-                groups = {self.shapes[0]: list(range(len(source)))}
-            else:
-                groups = sort_into_buckets(source.sizes(), self.shapes, aside)
-            ids = () if parts else source.ids()
-            parts.append(Part(name, groups, self.quotas[name], source.repeats, ids))
-        return MixedBatchSampler(parts, seed=self.seed, rank=rank, world_size=world_size)
+        aside, pools = self.val_indexes(), []
+        for number, (name, sources) in enumerate(self.pools.items()):
+            pools.append(
+                Pool(
+                    name,
+                    [self.sources[source] for source in sources],
+                    self.quotas[name],
+                    seed=self.seed,
+                    # Shapes are the first pool's; the others' images are cropped to them.
+                    buckets=None if number else self.buckets,
+                    square=(self.resolution, self.resolution),
+                    shuffle_shards=self.shuffle_shards,
+                    aside=() if number else aside,
+                )
+            )
+        return MixedBatchSampler(pools, seed=self.seed, rank=rank, world_size=world_size, fill=self.fill)
 
     def setup(self, stage: str | None = None) -> None:
         """Checks all sources, and says once what an epoch leaves out."""
@@ -192,6 +241,8 @@ class SDDataModule(L.LightningDataModule):
                     source.forget()  # `check` may have read what was made again since
                 source.check()
         self.check(world_size)
+        if stage == "fit" and self.fill_cache is not None:
+            self.latents = self.fill_cache()
         if rank == 0:
             for line in self.batch_sampler(0, world_size).report():
                 if "never trained on" in line:
@@ -213,10 +264,16 @@ class SDDataModule(L.LightningDataModule):
                 self._position.resume(then)
             sampler.start = (lambda: (0, 0)) if trainer.overfit_batches else self._position
         examples = Examples(
-            self.sources, seed=self.seed, flip=self.flip, centre=self.center_crop, cache_mb=self.cache_mb
+            self.sources,
+            seed=self.seed,
+            flip=self.flip,
+            crop=self.crop,
+            decoded_mb=self.decoded_mb,
+            latents=None if self.latents is None else self.latents.reader(self.sources, self.crop),
         )
+        pools = {source: pool for pool, sources in self.pools.items() for source in sources}
         weights = {name: source.weight for name, source in self.sources.items()}
-        return load_batches(examples, sampler, weights, num_workers=self.num_workers, seed=self.seed)
+        return load_batches(examples, sampler, weights, pools, num_workers=self.num_workers, seed=self.seed)
 
     def val_dataloader(self) -> ResumableLoader | list:
         """Validation batches of this rank: centred, never flipped; none without validation images.
@@ -232,10 +289,17 @@ class SDDataModule(L.LightningDataModule):
         sampler = OrderedBatchSampler(
             "val", indexes, square, batch_size=self.batch_size, rank=rank, world_size=world_size
         )
-        examples = Examples({"val": source}, centre=True, cache_mb=self.cache_mb)
-        return load_batches(examples, sampler, {"val": 1.0}, num_workers=self.num_workers, seed=self.seed)
+        latents = None if self.latents is None else self.latents.reader({"val": source}, "center")
+        examples = Examples({"val": source}, crop="center", decoded_mb=self.decoded_mb, latents=latents)
+        return load_batches(
+            examples, sampler, {"val": 1.0}, {"val": "val"}, num_workers=self.num_workers, seed=self.seed
+        )
 
     test_dataloader = val_dataloader
+
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> Batch:
+        """The batch with pixels in floats: workers send bytes, which take a quarter of the room."""
+        return to_floats(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that were trained on; see `lit_sd.data.position.Position`."""
@@ -246,54 +310,21 @@ class SDDataModule(L.LightningDataModule):
         self._resume = state_dict or None
 
 
-def folder(
-    root: str | os.PathLike | None,
-    *,
-    prompt: str | None,
-    caption_ext: str | None,
-    caption_column: str | None,
-    missing_captions: MissingCaptions,
-    bad_files: BadFiles,
-    max_bad_share: int | float,
-    verify: bool,
-    repeats: int,
-    val_root: str | os.PathLike | None,
-    class_root: str | os.PathLike | None = None,
-    class_prompt: str | None = None,
-    num_class_images: int = 0,
-    prior_weight: int | float = 0.0,
-    **options: Any,
-) -> SDDataModule:
-    """A folder of images, and DreamBooth's class images beside it where `prior_weight` isn't 0; `data` in the
-    configs, whose defaults are conf/data/folder.yaml.
-
-    Args:
-        root: the folder, subfolders included.
-        prompt: with what follows up to `repeats`, see `lit_sd.data.folder.FolderSource`.
-        val_root: a folder to validate on, read like `root`.
-        class_root: folder of the class images; None puts it beside `root`, as `<root>-prior`.
-        class_prompt: with `num_class_images`, see `lit_sd.data.class_images.PriorSource`.
-        prior_weight: what the mean loss of the class images counts; 0 trains without them.
-        options: see `SDDataModule`.
+def pool_sources(
+    sources: Mapping[str, Source], shares: Mapping[str, int | float] | None
+) -> dict[str, list[str]]:
+    """Names of the sources by the pool that they belong to, the first source's pool first.
 
     Raises:
-        ValueError: an option is out of its range, or `root` is unset.
-        FileNotFoundError: a folder does not exist.
+        ValueError: `shares` names what is no source.
     """
-    read = partial(
-        FolderSource,
-        prompt=prompt,
-        caption_ext=caption_ext,
-        caption_column=caption_column,
-        missing_captions=missing_captions,
-        bad_files=bad_files,
-        max_bad_share=max_bad_share,
-        verify=verify,
-    )
-    images = read(root, repeats=repeats)
-    sources: dict[str, Source] = {"images": images}
-    if prior_weight:
-        prior = class_images_of(images.root, class_root, class_prompt, num_class_images, prior_weight)
-        sources = {"instance": images, "prior": prior}
-    val = None if val_root is None else read(val_root, name="val", key="data.val_root")
-    return SDDataModule(sources, val=val, **options)
+    if shares is None:
+        return {(POOL if len(sources) > 1 else next(iter(sources))): list(sources)}
+    if strangers := shares.keys() - sources.keys():
+        raise ValueError(f"data.shares names {sorted(strangers)}, the sources are {sorted(sources)}")
+    pools = {name: [name] for name in sources if name in shares}
+    if not pools:
+        raise ValueError("data.shares is empty; expected a share for each of some sources, or null")
+    first = next(iter(pools.values()))
+    first += [name for name in sources if name not in shares]
+    return pools

@@ -8,14 +8,18 @@ show a photo at all; the cat `chelsea` is left out, since it is what `experiment
 import io
 import os
 import random
+from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from lit_sd.data.caption_rules import Caption
 from lit_sd.data.holdout import read_holdout
 from lit_sd.data.picture_cache import PictureCache, versions
+from lit_sd.data.source import Picture, Record, Source, content_digest
+from lit_sd.data.transforms import Size
 
 PHOTOGRAPHS = {
     "astronaut": "a photo of an astronaut",
@@ -123,7 +127,50 @@ def photo_crop(image: np.ndarray, size: int, rng: random.Random) -> Image.Image:
     return crop.resize((size, size), Image.Resampling.LANCZOS)
 
 
-class OpenMoji:
+class DrawnSource(Source):
+    """A source whose pictures lie in a `PictureCache`, of `size` pixels a side."""
+
+    size: int
+    _pictures: PictureCache
+
+    @abstractmethod
+    def row(self, index: int) -> int:
+        """Where an example's picture lies."""
+
+    @abstractmethod
+    def caption(self, index: int) -> str:
+        """An example's caption."""
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def captions(self) -> list[str]:
+        return [self.caption(i) for i in range(len(self))]
+
+    def sizes(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        count = len(range(len(self))[start:stop])
+        return np.full((count, 2), self.size, np.int32)
+
+    def check(self) -> None:
+        """Draws what is missing. Raises ModuleNotFoundError without the extra, ValueError on a cache of
+        another shape.
+        """
+        _ = self._pictures.array
+
+    def record(self, index: int) -> Record:
+        png = io.BytesIO()
+        self.load(index).image.save(png, "PNG")
+        return Record(self.ids()[index], png.getvalue(), ".png", (Caption(self.caption(index)),))
+
+    def load(self, index: int, cover: Size | None = None) -> Picture:
+        image = Image.fromarray(self._pictures.array[self.row(index)])
+        return Picture(image, (self.size, self.size), (Caption(self.caption(index)),))
+
+    def digest(self, index: int) -> bytes:
+        return content_digest(self._pictures.array[self.row(index)].tobytes())
+
+
+class OpenMoji(DrawnSource):
     """A data source of OpenMoji pictures and their names.
 
     Args:
@@ -145,8 +192,8 @@ class OpenMoji:
     ) -> None:
         if split not in ("train", "holdout"):
             raise ValueError(f"split={split!r}; expected train or holdout")
+        super().__init__(name, weight=weight, repeats=repeats)
         self.split, self.size, self.cache = split, size, Path(cache)
-        self.name, self.weight, self.repeats = name, weight, repeats
 
     @cached_property
     def _all(self) -> dict[str, str]:
@@ -170,33 +217,20 @@ class OpenMoji:
         held, wanted = read_holdout(), self.split == "holdout"
         return [(i, *pair) for i, pair in enumerate(self._all.items()) if (pair[0] in held) == wanted]
 
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
     def __len__(self) -> int:
         return len(self._pairs)
 
     def ids(self) -> list[str]:
         return [f"{self.name}/{stem}" for _, stem, _ in self._pairs]
 
-    def captions(self) -> list[str]:
-        return [caption for _, _, caption in self._pairs]
+    def row(self, index: int) -> int:
+        return self._pairs[index][0]
 
-    def sizes(self) -> list[tuple[int, int]]:
-        return [(self.size, self.size)] * len(self)
-
-    def check(self) -> None:
-        """Draws what is missing. Raises ModuleNotFoundError without the extra, ValueError on a cache of
-        another shape.
-        """
-        _ = self._pictures.array
-
-    def load(self, i: int) -> tuple[Image.Image, str]:
-        row, _, caption = self._pairs[i]
-        return Image.fromarray(self._pictures.array[row]), caption
+    def caption(self, index: int) -> str:
+        return self._pairs[index][2]
 
 
-class Photographs:
+class Photographs(DrawnSource):
     """A data source of seeded random crops of the shipped photographs, `count` in all, each with a plain
     caption.
     """
@@ -212,8 +246,8 @@ class Photographs:
         weight: int | float = 1.0,
         repeats: int = 1,
     ) -> None:
+        super().__init__(name, weight=weight, repeats=repeats)
         self.count, self.size, self.cache, self.seed = count, size, Path(cache), seed
-        self.name, self.weight, self.repeats = name, weight, repeats
 
     @cached_property
     def _pictures(self) -> PictureCache:
@@ -238,24 +272,14 @@ class Photographs:
     def _subject(self, i: int) -> str:
         return list(PHOTOGRAPHS)[i % len(PHOTOGRAPHS)]
 
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
     def __len__(self) -> int:
         return self.count
 
     def ids(self) -> list[str]:
         return [f"{self.name}/{self._subject(i)}-{i}" for i in range(self.count)]
 
-    def captions(self) -> list[str]:
-        return [PHOTOGRAPHS[self._subject(i)] for i in range(self.count)]
+    def row(self, index: int) -> int:
+        return index
 
-    def sizes(self) -> list[tuple[int, int]]:
-        return [(self.size, self.size)] * self.count
-
-    def check(self) -> None:
-        """Cuts the crops that are missing. Raises ModuleNotFoundError without the extra."""
-        _ = self._pictures.array
-
-    def load(self, i: int) -> tuple[Image.Image, str]:
-        return Image.fromarray(self._pictures.array[i]), PHOTOGRAPHS[self._subject(i)]
+    def caption(self, index: int) -> str:
+        return PHOTOGRAPHS[self._subject(index)]

@@ -6,13 +6,11 @@ All sizes are (height, width), in the order of SDXL's `time_ids`; PIL's own `siz
 import io
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Float
+from jaxtyping import UInt8
 from PIL import Image, ImageCms
-from torch import Tensor
 
 Size = tuple[int, int]
 
@@ -46,22 +44,67 @@ class Crop(NamedTuple):
     left: int
 
 
-def read_image(path: Path) -> Image.Image:
+class Decoded(NamedTuple):
+    """An image decoded: upright RGB on white, the upright (height, width) of the whole file, and its
+    transparency where it has any (L, white is opaque).
+    """
+
+    image: Image.Image
+    size: Size
+    alpha: Image.Image | None
+
+
+def decode(data: bytes, where: str, cover: Size | None = None) -> Decoded:
     """The image as people see it: upright, transparency on white, in RGB.
 
+    Args:
+        data: the encoded file.
+        where: what messages call it.
+        cover: the size that the image will be scaled down to cover. A JPEG of four times that, and more, is
+            decoded at a half, a quarter or an eighth of its size, but at twice `cover` or more.
+
     Raises:
-        OSError: the file can't be decoded; the message names it.
+        OSError: it can't be decoded.
     """
     try:
-        with Image.open(path) as image:
-            return to_rgb(_upright(image))
+        with Image.open(io.BytesIO(data)) as image:
+            turned = _orientation(image) in (5, 6, 7, 8) if image.format == "JPEG" else False
+            whole = image.size
+            if cover is not None and image.format == "JPEG":
+                target = (cover[1], cover[0]) if turned else cover
+                height, width = cover_size((image.height, image.width), target)
+                image.draft(None, (2 * width, 2 * height))
+            upright = _upright(image)
+            size = _sides(whole, 6 if turned else 1) if image.format == "JPEG" else upright.size[::-1]
+            alpha = None
+            if upright.has_transparency_data:
+                alpha = upright.convert("RGBA").getchannel("A")
+            return Decoded(to_rgb(upright), size, alpha)
     except Exception as error:
+        raise OSError(f"{where}: can't be read as an image: {error}") from error
+
+
+def read_image(path: Path) -> Image.Image:
+    """A file's image, as `decode` gives it.
+
+    Raises:
+        OSError: the file can't be read or decoded; the message names it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
         raise OSError(f"{path}: can't be read as an image: {error}") from error
+    return decode(data, str(path)).image
 
 
 def inspect_image(path: Path, decode: bool = True) -> ImageFacts:
-    """Size and transparency from the header; with `decode`, also makes sure that the rest of the file is
-    whole.
+    """A file's facts, as `inspect_bytes` tells them. Raises OSError too where it can't be read."""
+    return inspect_bytes(path.read_bytes(), decode)
+
+
+def inspect_bytes(data: bytes, decode: bool = True) -> ImageFacts:
+    """Size and transparency from an encoded image's header; with `decode`, also makes sure that the rest of
+    it is whole.
 
     A JPEG is decoded at an eighth of its size and a PNG by its checksums, which find truncation at a fraction
     of the cost.
@@ -69,7 +112,6 @@ def inspect_image(path: Path, decode: bool = True) -> ImageFacts:
     Raises:
         Exception: whatever Pillow raises on a file that it can't read.
     """
-    data = path.read_bytes()
     if not data:
         raise OSError("the file is empty")
     with Image.open(io.BytesIO(data)) as image:
@@ -91,7 +133,7 @@ def inspect_image(path: Path, decode: bool = True) -> ImageFacts:
         if max(size) > MAX_RATIO * min(size):
             raise ValueError(f"it is {size[0]} high and {size[1]} wide, more than {MAX_RATIO} to 1")
         if decode and image.mode in ("I", "F"):
-            read_image(path)
+            to_rgb(image)
         return ImageFacts(size, alpha)
 
 
@@ -135,7 +177,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         assert converted is not None  # None is for conversions in place
         return converted
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     if image.mode in ("La", "1"):  # Pillow converts these in two steps only
         image = image.convert("LA" if image.mode == "La" else "L")
     rgba = image.convert("RGBA")
@@ -155,10 +197,11 @@ def _wide_grey_to_rgb(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def scale_to_cover(image: Image.Image, target: Size) -> Image.Image:
-    """The image scaled, keeping its proportions, to the smallest size that covers `target`."""
-    height, width = cover_size((image.height, image.width), target)
-    return image.resize((width, height), Image.Resampling.LANCZOS)
+def scale_to(image: Image.Image, size: Size) -> Image.Image:
+    """The image scaled to a size, or itself where it has that already."""
+    if (image.height, image.width) == size:
+        return image
+    return image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
 
 
 def cover_size(size: Size, target: Size) -> Size:
@@ -167,27 +210,74 @@ def cover_size(size: Size, target: Size) -> Size:
     return max(target[0], round(size[0] * scale)), max(target[1], round(size[1] * scale))
 
 
-def draw_crop(scaled: Size, target: Size, rng: np.random.Generator, *, flip: float, centre: bool) -> Crop:
-    """Flip with probability `flip`, then a corner of the crop: a uniform one, or the centred one.
+Where = Literal["random", "center", "mask"]
+"""Where images are cropped: anywhere, in the middle, or so that what their mask shows is inside."""
+
+
+def draw_crop(
+    scaled: Size,
+    target: Size,
+    rng: np.random.Generator,
+    *,
+    flip: float,
+    where: Where = "random",
+    box: tuple[int, int, int, int] | None = None,
+) -> Crop:
+    """Flip with probability `flip`, then the corner of the crop.
 
     The generator is used the same number of times whatever the choices, so that one setting doesn't move
     another's draws.
+
+    Args:
+        scaled: size of the scaled image.
+        target: of the crop.
+        rng: where the draw comes from.
+        flip: its probability.
+        where: a uniform corner, the centred one, or with "mask" a uniform one of those whose crop holds the
+            box, or else lies within it.
+        box: (top, left, bottom, right) of what the mask shows, in the scaled image, unflipped; None is all.
     """
     flipped, down, across = rng.random(3)
-    spare_h, spare_w = scaled[0] - target[0], scaled[1] - target[1]
-    if centre:
-        return Crop(bool(flipped < flip), spare_h // 2, spare_w // 2)
-    return Crop(bool(flipped < flip), int(down * (spare_h + 1)), int(across * (spare_w + 1)))
+    mirrored = bool(flipped < flip)
+    if where == "center":
+        return Crop(mirrored, (scaled[0] - target[0]) // 2, (scaled[1] - target[1]) // 2)
+    top, left, bottom, right = (0, 0, *scaled) if box is None or where != "mask" else box
+    if mirrored:
+        left, right = scaled[1] - right, scaled[1] - left
+    corner = [
+        _corner(share, side, crop, low, high)
+        for share, side, crop, low, high in (
+            (down, scaled[0], target[0], top, bottom),
+            (across, scaled[1], target[1], left, right),
+        )
+    ]
+    return Crop(mirrored, *corner)
 
 
-def cut(scaled: np.ndarray, target: Size, crop: Crop) -> Float[Tensor, "3 h w"]:
-    """Pixels in [-1, 1] of a scaled image (h w 3, uint8): flipped first, then cropped.
+def _corner(share: float, side: int, crop: int, low: int, high: int) -> int:
+    """Where a crop begins along one side, so that it holds what lies from `low` to `high`, or lies within."""
+    first, last = sorted((high - crop, low))
+    first, last = max(0, min(first, side - crop)), max(0, min(last, side - crop))
+    return first + int(share * (last - first + 1))
+
+
+def mask_box(mask: Image.Image) -> tuple[int, int, int, int] | None:
+    """(top, left, bottom, right) of what a mask shows, or None of an empty one."""
+    box = mask.getbbox()
+    return None if box is None else (box[1], box[0], box[3], box[2])
+
+
+def cut(scaled: Image.Image, target: Size, crop: Crop) -> UInt8[np.ndarray, "h w c"]:
+    """The pixels of a scaled image, flipped first, then cropped.
 
     In that order the corner counts in the picture that the network sees, as SDXL's ids want it
     (arXiv:2307.01952, sec. 2.2).
     """
-    if crop.flip:
-        scaled = scaled[:, ::-1]
     height, width = target
-    window = scaled[crop.top : crop.top + height, crop.left : crop.left + width]
-    return torch.from_numpy(window.copy()).permute(2, 0, 1).contiguous().float() / 127.5 - 1
+    left = scaled.width - width - crop.left if crop.flip else crop.left
+    window = scaled
+    if scaled.size != (width, height):
+        window = scaled.crop((left, crop.top, left + width, crop.top + height))
+    if crop.flip:
+        window = window.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(window).reshape(height, width, -1)

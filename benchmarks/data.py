@@ -1,0 +1,273 @@
+"""How fast data comes: `python benchmarks/data.py loading|latents|draft|planning|prepare`.
+
+Every figure is measured beside what it is compared with, in one run and by turns, since a machine's speed
+changes from minute to minute. Pictures are generated once, in a folder that is given back.
+"""
+
+import argparse
+import io
+import multiprocessing
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lit_sd.data.batching import MixedBatchSampler
+from lit_sd.data.datamodule import SDDataModule
+from lit_sd.data.folder import FolderSource
+from lit_sd.data.folder_writer import FolderWriter
+from lit_sd.data.lmdb import LmdbSource, LmdbWriter
+from lit_sd.data.pools import Pool
+from lit_sd.data.source import Record, Source
+from lit_sd.data.transforms import cover_size, decode, scale_to
+from lit_sd.data.webdataset import ShardSource, ShardWriter
+
+SIDE, BATCH = 512, 16
+
+
+def photograph(seed: int, height: int, width: int, quality: int = 90) -> bytes:
+    """A JPEG with slopes, edges and grain, of about the bytes that a photograph has."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (height // 32 + 2, width // 32 + 2, 3), np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    pixels = pixels + rng.integers(-6, 7, (height, width, 1), np.int16)
+    out = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=quality)
+    return out.getvalue()
+
+
+def pack(root: Path, count: int, height: int, width: int) -> dict[str, Source]:
+    """The same pictures in all three forms."""
+    with (
+        FolderWriter(root / "folder") as folder,
+        LmdbWriter(root / "lmdb") as lmdb,
+        ShardWriter(root / "shards") as shards,
+    ):
+        for i in range(count):
+            data = photograph(i, height, width)
+            from lit_sd.data.caption_rules import Caption
+
+            record = Record(f"{i:06}.jpg", data, ".jpg", (Caption(f"picture number {i}"),))
+            for writer in (folder, lmdb, shards):
+                writer.write(record, (height, width))
+    return {
+        "folder": FolderSource(root / "folder", name="folder"),
+        "lmdb": LmdbSource(root / "lmdb", name="lmdb"),
+        "webdataset": ShardSource(str(root / "shards"), name="webdataset"),
+    }
+
+
+def decode_only(paths: list[Path]) -> int:
+    """What no loader can do without: read, decode, scale, crop."""
+    for path in paths:
+        with Image.open(io.BytesIO(path.read_bytes())) as image:
+            rgb = image.convert("RGB")
+            height, width = cover_size((rgb.height, rgb.width), (SIDE, SIDE))
+            if rgb.size != (width, height):
+                rgb = rgb.resize((width, height), Image.Resampling.LANCZOS)
+            top, left = (height - SIDE) // 2, (width - SIDE) // 2
+            np.asarray(rgb.crop((left, top, left + SIDE, top + SIDE)))
+    return len(paths)
+
+
+def rate(images: int, work: Callable[[], object]) -> float:
+    """Images per second of some work."""
+    start = time.perf_counter()
+    work()
+    return images / (time.perf_counter() - start)
+
+
+def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
+    """An endless stream of ways to load one epoch of a source; its workers stay."""
+    data = SDDataModule(
+        {source.name: source},
+        batch_size=BATCH,
+        resolution=SIDE,
+        flip=True,
+        num_workers=workers,
+        decoded_mb=0,
+        seed=0,
+    )
+    data.check()
+    loader = data.train_dataloader()
+    while True:
+        yield lambda: [len(batch["ids"]) for batch in loader]
+
+
+def loading(args: argparse.Namespace) -> None:
+    """Images/s of each form, beside a loop that only decodes, scales and crops in as many processes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        sources = pack(Path(temporary), args.images, args.height, args.width)
+        paths = sorted((Path(temporary) / "folder").rglob("*.jpg"))
+        size = sum(path.stat().st_size for path in paths) / len(paths)
+        print(f"{len(paths)} JPEGs of {args.height}x{args.width}, {size / 1024:.0f} KiB each, batch {BATCH}")
+        print(f"{'':12}{'workers':>8}{'images/s':>10}{'decode only':>13}{'ratio':>7}")
+        for workers in args.workers:
+            runs = {name: epochs(source, workers) for name, source in sources.items()}
+            rates: dict[str, list[float]] = {name: [] for name in (*runs, "limit")}
+            processes = max(1, workers)
+            with multiprocessing.get_context("fork").Pool(processes) as pool:
+                parts = [paths[i::processes] for i in range(processes)]
+                limit = (lambda: pool.map(decode_only, parts)) if workers else (lambda: decode_only(paths))
+                for turn in range(args.turns + 1):
+                    for name, run in runs.items():
+                        found = rate(len(paths), next(run))
+                        bound = rate(len(paths), limit)
+                        if turn:  # the first is for warming up
+                            rates[name].append(found)
+                            rates["limit"].append(bound)
+            bound = statistics.median(rates.pop("limit"))
+            for name, found in rates.items():
+                middle = statistics.median(found)
+                print(f"{name:12}{workers:8}{middle:10.1f}{bound:13.1f}{middle / bound:7.2f}")
+
+
+def draft(args: argparse.Namespace) -> None:
+    """What decoding large JPEGs at a fraction of their size gains, and what it changes."""
+    print(f"{'pixels':>12}{'whole/s':>10}{'scaled/s':>10}{'gain':>7}{'mean':>7}{'largest difference':>20}")
+    for height, width in ((1200, 1600), (2400, 3200), (3000, 4000)):
+        data = [photograph(i, height, width) for i in range(4)]
+        target = cover_size((height, width), (SIDE, SIDE))
+        pixels: dict[bool, list[np.ndarray]] = {}
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(args.turns):
+            for scaled in (True, False):
+                cover = (SIDE, SIDE) if scaled else None
+                made: list[np.ndarray] = []
+
+                def work(cover=cover, made=made) -> None:
+                    for encoded in data:
+                        made.append(np.asarray(scale_to(decode(encoded, "", cover).image, target)))
+
+                rates[scaled].append(rate(len(data), work))
+                pixels[scaled] = made
+        away = [
+            np.abs(a.astype(int) - b.astype(int)) for a, b in zip(pixels[True], pixels[False], strict=True)
+        ]
+        whole, scaled_rate = (statistics.median(rates[key]) for key in (False, True))
+        print(
+            f"{height}x{width:<7}{whole:10.1f}{scaled_rate:10.1f}{scaled_rate / whole:7.2f}"
+            f"{np.mean([d.mean() for d in away]):7.2f}{max(d.max() for d in away):20}"
+        )
+
+
+class Counted(Source):
+    """Shards of which only the number of examples is known, as planning sees them."""
+
+    def __init__(self, shards: int, each: int) -> None:
+        super().__init__("counted")
+        self.shards, self.each = shards, each
+
+    def check(self) -> None: ...
+
+    def __len__(self) -> int:
+        return self.shards * self.each
+
+    def ids(self) -> range:  # type: ignore[override]
+        return range(len(self))
+
+    def identity(self) -> str:
+        return "counted"
+
+    def sizes(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.full((len(range(len(self))[start:stop]), 2), SIDE, np.int32)
+
+    def record(self, index: int) -> Record:
+        raise NotImplementedError
+
+    def blocks(self) -> np.ndarray:
+        return np.arange(self.shards + 1) * self.each
+
+
+def planning(args: argparse.Namespace) -> None:
+    """Time and memory of one rank's plan of an epoch, over many shards and ranks."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source, slowest = Counted(args.shards, 1000), 0.0
+    for rank in np.linspace(0, args.ranks - 1, args.tried).round().astype(int).tolist():
+        start = time.perf_counter()
+        pool = Pool("counted", [source], BATCH, square=(SIDE, SIDE), shuffle_shards=8)
+        sampler = MixedBatchSampler([pool], rank=rank, world_size=args.ranks)
+        sampler.set_epoch(rank, len(sampler) // 2)
+        next(iter(sampler))
+        slowest = max(slowest, time.perf_counter() - start)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(
+        f"{args.shards:,} shards, {len(source):,} examples, {args.ranks} ranks, {len(sampler):,} steps an epoch; "
+        f"{args.tried} ranks tried, each from the middle of an epoch of its own"
+    )
+    print(f"slowest: {slowest:.3f} s to the first batch; memory grew by {grown:.0f} MiB for all of them")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Images/s and peak memory of `lit-sd prepare` over growing folders."""
+    print(f"{'images':>8}{'seconds':>9}{'images/s':>10}{'peak MiB':>10}")
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for count in args.counts:
+            folder = root / f"in{count}"
+            folder.mkdir()
+            for i in range(count):
+                (folder / f"{i:06}.jpg").write_bytes(photograph(i, 288, 320))
+                (folder / f"{i:06}.txt").write_text(f"a picture, number {i}, colour {i % 97}")
+            command = [sys.executable, "-c", "from lit_sd.cli import app; app()", "prepare", str(folder)]
+            command += ["--to", "lmdb", str(root / f"out{count}"), *args.options]
+            start = time.perf_counter()
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                peak = watch(process)
+                said = process.stderr.read().decode() if process.stderr else ""
+            if process.returncode:
+                raise SystemExit(f"lit-sd prepare failed:\n{said}")
+            seconds = time.perf_counter() - start
+            print(f"{count:8}{seconds:9.1f}{count / seconds:10.1f}{peak:10.0f}", flush=True)
+
+
+def watch(process: subprocess.Popen) -> float:
+    """Largest sum of a process's and its children's proportional memory, in MiB, until it ends."""
+    import psutil
+
+    peak, parent = 0.0, psutil.Process(process.pid)
+    while process.poll() is None:
+        total = 0
+        for one in [parent, *parent.children(recursive=True)]:
+            try:
+                total += one.memory_full_info().pss
+            except psutil.Error:
+                continue
+        peak = max(peak, total / 2**20)
+        time.sleep(0.2)
+    return peak
+
+
+def main() -> None:
+    """Reads the command line and measures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(required=True)
+    for work in (loading, draft, planning, prepare):
+        kind = kinds.add_parser(work.__name__, help=work.__doc__)
+        kind.set_defaults(work=work)
+        kind.add_argument("--turns", type=int, default=5)
+        if work is loading:
+            kind.add_argument("--images", type=int, default=256)
+            kind.add_argument("--height", type=int, default=512)
+            kind.add_argument("--width", type=int, default=512)
+            kind.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+        if work is planning:
+            kind.add_argument("--shards", type=int, default=100_000)
+            kind.add_argument("--ranks", type=int, default=1024)
+            kind.add_argument("--tried", type=int, default=16)
+        if work is prepare:
+            kind.add_argument("--counts", type=int, nargs="+", default=[1000, 10_000, 50_000])
+            kind.add_argument("--options", nargs="*", default=[])
+    args = parser.parse_args()
+    args.work(args)
+
+
+if __name__ == "__main__":
+    main()

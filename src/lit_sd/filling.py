@@ -1,0 +1,91 @@
+"""A cache on disk filled ahead of the runs that will read it: `lit-sd prepare --cache`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from omegaconf import DictConfig, open_dict
+
+from lit_sd.caching import requests_of
+from lit_sd.config import ConfigError
+from lit_sd.data.latent_cache import LatentCache
+from lit_sd.data.latent_shards import write_latent_shards
+from lit_sd.processes import own_ranks
+from lit_sd.run import Run, prepare
+from lit_sd.together import Together
+
+
+class NoTraining(L.LightningModule):
+    """What a trainer needs to start its processes and set up the data, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = torch.nn.Linear(1, 1)
+
+    def training_step(self, *_: Any) -> None:
+        """Never called."""
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One that is never stepped."""
+        return torch.optim.SGD(self.parameters())
+
+
+def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:
+    """Encodes what a training run would read from its cache on disk, on all its devices, and trains nothing.
+
+    Args:
+        cfg: composed from `train.py`'s own overrides; `data.cache` counts as disk.
+        shards: a folder to come, for the latents as tar shards; see `lit_sd.data.latent_shards`.
+
+    Returns:
+        What was done, in lines; they are printed too.
+
+    Raises:
+        ConfigError: the config has faults, or its data has no cache.
+        OSError: an image can't be read, or there is no room.
+        ValueError: something can't be cached.
+    """
+    run = prepare(_without_training(cfg))
+    data: Any = run.datamodule
+    lines: list[str] = []
+    data.fill_cache = partial(_filled, run, data.fill_cache, shards, lines)
+    with own_ranks(run.cfg):
+        run.trainer.fit(NoTraining(), datamodule=data)
+    if run.trainer.is_global_zero:
+        print("\n".join(lines))
+    return lines
+
+
+def _filled(run: Run, fill_cache: Any, shards: str | Path | None, lines: list[str]) -> LatentCache:
+    latents: LatentCache = fill_cache()
+    data: Any = run.datamodule
+    lines += [*latents.notes, f"train with data.cache=disk data.cache_dir={data.cache.path}"]
+    if shards is not None:
+        together = Together(run.trainer.global_rank, run.trainer.world_size)
+        requests = requests_of(data, run.trainer.world_size)
+        lines.append(
+            f"latents as shards: {write_latent_shards(latents, requests, shards, together=together)}"
+        )
+    return latents
+
+
+def _without_training(cfg: DictConfig) -> DictConfig:
+    if cfg.get("data") is None or "cache" not in cfg.data:
+        raise ConfigError(["data.cache: this data has no cache; choose data=folder, lmdb, webdataset or hub"])
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        cfg.data.cache = "disk"
+        cfg.ckpt = None
+        cfg.callbacks = cfg.logger = None
+        for option, value in {
+            "max_steps": 0,
+            "max_epochs": -1,
+            "num_sanity_val_steps": 0,
+            "strategy": "auto",
+        }.items():
+            cfg.trainer[option] = value
+    return cfg

@@ -1,0 +1,248 @@
+"""`lit-sd prepare` and `lit-sd inspect` from end to end: each stage goes on where a killed run stopped."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from lit_sd.prepare.balance import count_tags, weigh
+from lit_sd.prepare.database import Database
+from lit_sd.prepare.examples import Input
+from lit_sd.prepare.pages import LARGE, THUMBNAIL, write_report, write_spot_check
+from lit_sd.prepare.reading import open_input
+from lit_sd.prepare.report import make_report
+from lit_sd.prepare.rules import decide
+from lit_sd.prepare.samples import Pictures
+from lit_sd.prepare.scan import scan
+from lit_sd.prepare.settings import Settings
+from lit_sd.prepare.shapes import count_shapes
+from lit_sd.prepare.spot_check import read_answers
+from lit_sd.prepare.writing import Form, is_finished, write, write_decisions
+from lit_sd.spelling import hint
+
+DATABASE = "facts.sqlite"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be read, and where its list, facts and pages go.
+
+    Attributes:
+        data: path, URL or name.
+        work: the folder.
+        kind: of the data; None looks.
+        read: options of the reader.
+        val: validation data, of any kind that can be seen from what lies there.
+        workers: processes; None takes one for each core.
+    """
+
+    data: str
+    work: Path
+    kind: str | None = None
+    read: Mapping[str, Any] = field(default_factory=dict)
+    val: str | None = None
+    workers: int | None = None
+
+    @property
+    def processes(self) -> int:
+        return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
+
+
+def prepare(
+    request: Request,
+    out: Path,
+    form: str,
+    settings: Settings,
+    *,
+    answers: Path | None = None,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    say: Say = print,
+) -> None:
+    """Scans, decides, reports and writes.
+
+    Args:
+        request: what to read.
+        out: where to write.
+        form: of `Form`.
+        settings: the rules and what comes of captions and weights.
+        answers: file of a person's answers from a spot check.
+        dry_run: write nothing but the reports.
+        overwrite: replace what an earlier run with the same work folder has written to `out`.
+        say: is told what happens.
+
+    Raises:
+        ValueError: an option is out of its range, or data can't be used.
+        OSError: what is needed is not there, or can't be read or written.
+        ModuleNotFoundError: an extra isn't installed.
+    """
+    if form not in get_args(Form):
+        raise ValueError(f"--to {form}: there is no such form{hint(form, get_args(Form))}")
+    out = out.expanduser().absolute()
+    refuse_inside(request, out)
+    given = {} if answers is None else read_answers(answers)
+    with opened(request) as (database, data, val):
+        key = settings.key(form, str(sorted(given.items())), *inputs(database, data, val))
+        finished = not dry_run and is_finished(database, out, key, overwrite)
+        if finished and not settings.spot_check:
+            say(f"{out} is finished, there is nothing to do; its report is {request.work / 'report.html'}")
+            return
+        stages(database, data, val, request, settings, given, key)
+        pages(database, data, val, request, settings, out.name, say)
+        if dry_run or finished:
+            say(f"{out} is finished already" if finished else "a dry run: nothing else is written")
+            return
+        # What is to happen with what is kept before it is packed, like filling caches, has its place here.
+        count = write(database, data, form, out, settings, key)  # type: ignore[arg-type]
+        say(f"{count:,} examples are in {out}")
+
+
+def inspect(
+    request: Request,
+    settings: Settings,
+    *,
+    resolution: int,
+    bucket_step: int,
+    max_ratio: float,
+    say: Say = print,
+) -> None:
+    """Scans and reports, also on the buckets of aspect-ratio training.
+
+    Args:
+        request: what to read; its reports go into the work folder.
+        settings: the rules, of which is told what they would refuse.
+        resolution: see `lit_sd.prepare.shapes.count_shapes`, also for `bucket_step` and `max_ratio`.
+        say: is told what is there.
+
+    Raises:
+        ValueError, OSError, ModuleNotFoundError: as `prepare`.
+    """
+    refuse_inside(request, request.work)
+    with opened(request) as (database, data, val):
+        key = settings.key("inspect", *inputs(database, data, val))
+        stages(database, data, val, request, settings, {}, key)
+        path = request.work / "buckets.jsonl"
+        buckets = count_shapes(database, resolution, bucket_step, max_ratio, path)
+        name = Path(request.data).name or request.data
+        pages(database, data, val, request, settings, name, say, buckets)
+
+
+class opened:  # noqa: N801 -- used like a function
+    """Opens the work folder and the data: (database, data, validation data)."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def __enter__(self) -> tuple[Database, Input, Input | None]:
+        request, work = self.request, self.request.work
+        if work.exists() and not work.is_dir():
+            raise ValueError(f"{work} is a file; expected the work folder")
+        work.mkdir(parents=True, exist_ok=True)
+        self.database = Database(work / DATABASE)
+        try:
+            data = open_input(request.data, work, "data", request.kind, request.read)
+            val = None if request.val is None else open_input(request.val, work, "val")
+        except BaseException:
+            self.database.close()
+            raise
+        return self.database, data, val
+
+    def __exit__(self, *exception: object) -> None:
+        self.database.close()
+
+
+def inputs(database: Database, data: Input, val: Input | None) -> tuple[str, str]:
+    """Tell the data from other data."""
+    return data.fingerprint(), "" if val is None else val.fingerprint()
+
+
+def stages(
+    database: Database,
+    data: Input,
+    val: Input | None,
+    request: Request,
+    settings: Settings,
+    answers: Mapping[str, bool],
+    key: str,
+) -> None:
+    """Scans what is not scanned yet, and decides, where that was not done by the same choices."""
+    scan(database, data, "data", request.processes)
+    if val is None:
+        if database.get("val input") is not None:
+            database.forget("val")
+            database.do("DELETE FROM meta WHERE name = 'val input'")
+    else:
+        scan(database, val, "val", request.processes)
+    if database.get("decided") == key:
+        return
+    database.put("decided", None)
+    decide(database, settings, dict(answers), val is not None)
+    count_tags(database, settings)
+    if settings.balance:
+        weigh(database, settings)
+    database.put("decided", key)
+
+
+def pages(
+    database: Database,
+    data: Input,
+    val: Input | None,
+    request: Request,
+    settings: Settings,
+    title: str,
+    say: Say,
+    buckets: list[dict[str, int]] | None = None,
+) -> None:
+    """Writes the reports and the page of the spot check, and says what stands in them."""
+    work = request.work
+    write_decisions(database, work / "decisions.jsonl")
+    report = make_report(database, data, settings, buckets=buckets)
+    write_report(report, database, Pictures(data, val, THUMBNAIL), settings, work, title)
+    for line in summary(report):
+        say(line)
+    say(f"report: {work / 'report.html'}")
+    if settings.spot_check:
+        page = write_spot_check(database, Pictures(data, val, LARGE), settings, work, title)
+        say(f"spot check: open {page}, then run again with --answers answers.json")
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """What the terminal shows of a report."""
+    counts = report["counts"]
+    complete = {True: ", complete by its manifest", False: ", NOT complete by its manifest", None: ""}
+    lines = [
+        f"{report['data']['kind']} of {counts['examples']:,} examples{complete[report['data']['complete']]}"
+    ]
+    lines += [f"  {note}" for note in report["data"]["notes"]]
+    lines.append(f"kept {counts['kept']:,}, refused {counts['refused']:,}")
+    lines += [
+        f"  {rule:18} {told['refused']:>9,}" for rule, told in report["rules"].items() if told["refused"]
+    ]
+    if counts["captions_dropped"]:
+        lines.append(f"{counts['captions_dropped']:,} captions of kept examples are left out")
+    if over := report["captions"]["over_limit"]:
+        lines.append(
+            f"{over:,} captions are longer than 77 tokens, the longest has {report['captions']['longest']}"
+        )
+    for bucket in (report["buckets"] or [])[:12]:
+        lines.append(f"  bucket {bucket['height']}x{bucket['width']}: {bucket['count']:,}")
+    return lines
+
+
+def refuse_inside(request: Request, out: Path) -> None:
+    """Nothing is written into a folder that is read.
+
+    Raises:
+        ValueError: `out` or the work folder lies in the data.
+    """
+    for name in (request.data, request.val):
+        root = None if name is None else Path(name).expanduser().absolute()
+        if root is None or not root.is_dir():
+            continue
+        for place in (out, request.work.absolute()):
+            if root.resolve() == place.resolve() or root.resolve() in place.resolve().parents:
+                raise ValueError(
+                    f"{place} lies in {root}, which is read; nothing is written there: choose another"
+                )

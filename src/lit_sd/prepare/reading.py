@@ -1,0 +1,197 @@
+"""What is to be prepared, of any kind, read by index; an example that is broken is told as such and hinders
+none of the others.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lit_sd.data.source import Record, Source
+from lit_sd.prepare.examples import Input, Unreadable
+from lit_sd.prepare.folder_input import FolderInput
+from lit_sd.spelling import hint
+
+Kind = Literal["folder", "lmdb", "webdataset", "hub"]
+
+
+class SourceInput(Input):
+    """The examples of a source, and behind them those that the source itself leaves out as unreadable."""
+
+    def __init__(
+        self,
+        kind: str,
+        source: Source,
+        left_out: list[tuple[str, str]] | None = None,
+        complete: bool | None = None,
+    ) -> None:
+        source.check()
+        self.complete = complete
+        self.kind, self.source, self.left_out = kind, source, left_out or []
+        self.notes = list(source.notes)
+        self._count = len(source)
+
+    def __len__(self) -> int:
+        return self._count + len(self.left_out)
+
+    def fingerprint(self) -> str:
+        return f"{len(self)}-{self.source.identity()}"
+
+    def read(self, start: int, stop: int) -> Iterator[Record | Unreadable]:
+        for index in range(start, stop):
+            if index >= self._count:
+                yield Unreadable(*self.left_out[index - self._count])
+                continue
+            try:
+                yield self.source.record(index)
+            except (OSError, ValueError, KeyError) as error:
+                yield Unreadable(f"example {index}", str(error))
+
+
+def kind_of(data: str) -> Kind:
+    """What a path or URL is, from what lies there.
+
+    Raises:
+        FileNotFoundError: nothing does.
+        ValueError: it is half-written.
+    """
+    path = Path(data).expanduser()
+    if path.is_dir():
+        if path.name.endswith(".partial"):
+            raise ValueError(f"{data} is half-written; run the packing again, it goes on where it stopped")
+        if any((path / name).is_file() for name in ("data.mdb", "manifest.json")):
+            return "lmdb"
+        tars = any(path.glob("*.tar")) or (path / "index.json").is_file()
+        return "webdataset" if tars else "folder"
+    if path.with_name(path.name + ".partial").is_dir():
+        raise FileNotFoundError(
+            f"{data} was not packed to its end, {path.name}.partial is there; run the packing again, it goes "
+            "on where it stopped"
+        )
+    if data.startswith("pipe:") or "://" in data or ".tar" in data:
+        return "webdataset"
+    what = "is a file; expected a folder, shards (.tar) or a URL" if path.exists() else "does not exist"
+    raise FileNotFoundError(f"{data} {what}; for a dataset of the Hugging Face hub, add --from hub")
+
+
+def open_input(
+    data: str, work: Path, name: str, kind: str | None = None, options: Mapping[str, Any] | None = None
+) -> Input:
+    """What is to be read.
+
+    Args:
+        data: path, URL or name.
+        work: a folder for lists and indexes; nothing is written where the data lies.
+        name: of what is written there.
+        kind: of `Kind`; None looks.
+        options: of the reader, as `data=KIND` has them in the config: the caption's key, the split …
+
+    Raises:
+        ValueError: an option is none, or there is nothing that can be read.
+        FileNotFoundError: nothing is there.
+    """
+    if kind is not None and kind not in get_args(Kind):
+        raise ValueError(f"--from {kind}: there is no such kind{hint(kind, get_args(Kind))}")
+    kind = kind or kind_of(data)
+    options = dict(options or {})
+    match kind:
+        case "folder":
+            return bound(FolderInput, options)(Path(data), work, name, **options)
+        case "lmdb":
+            return _open_lmdb(data, options)
+        case "webdataset":
+            return _open_shards(data, work / f"{name}-index", options)
+    return _open_hub(data, work / f"{name}-hub", options)
+
+
+def bound(reader: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The reader, if it has such options.
+
+    Raises:
+        ValueError: it has not; the message names the nearest.
+    """
+    taken = {"name", "key", "prompt", "weight", "repeats", "rule", "limit"}
+    taken |= {"bad_files", "max_bad_share", "missing_captions", "verify", "alpha_mask", "cache_dir"}
+    known = [
+        p.name
+        for p in inspect.signature(reader).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name not in taken
+    ]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"--read {option}: there is no such option here{hint(option, known)}")
+    return reader
+
+
+TOLERANT: dict[str, Any] = {
+    "key": "input",
+    "bad_files": "skip",
+    "max_bad_share": 1.0,
+    "missing_captions": "empty",
+}
+
+
+def _open_lmdb(data: str, options: dict[str, Any]) -> Input:
+    from lit_sd.data.lmdb import LmdbSource
+    from lit_sd.data.lmdb_file import read_manifest
+
+    manifest = read_manifest(Path(data).expanduser().absolute())
+    # One prompt for all is how a source is opened of which no example has a caption.
+    blank = {"prompt": ""} if manifest["uncaptioned"] == manifest["count"] else {}
+    return SourceInput(
+        "lmdb", bound(LmdbSource, options)(data, **TOLERANT, **blank, **options), complete=True
+    )
+
+
+def _open_shards(data: str, cache: Path, options: dict[str, Any]) -> Input:
+    from lit_sd.data.shard_files import ShardFiles
+    from lit_sd.data.shard_list import list_shards, shard_labels
+    from lit_sd.data.shard_store import ShardIndexes
+    from lit_sd.data.webdataset import ShardSource
+
+    reader = bound(ShardSource, options)
+    tolerant = TOLERANT | {"verify": False, "cache_dir": cache}
+    source = reader(data, **tolerant, **options)
+    try:
+        source.check()
+    except ValueError as error:
+        if "has a caption" not in str(error):
+            raise
+        source = reader(data, **tolerant, prompt="", **options)
+        source.check()
+    shards = list_shards(data, key="input", options=options.get("storage_options"))
+    indexes = ShardIndexes(shards, ShardFiles(None), source.reading, cache_dir=cache)
+    left_out = []
+    for number, (label, entry) in enumerate(
+        zip(shard_labels(shards), indexes.entries("indexing"), strict=True)
+    ):
+        if entry is not None and entry.bad:
+            named = [(f"{label}/{key}", why) for key, why in indexes.load(number).faults.items()]
+            rest = entry.bad - len(named)
+            left_out += named + [(f"{label}/?{i}", "it can't be read") for i in range(rest)]
+    return SourceInput("webdataset", source, left_out, listed_complete(data, len(source) + len(left_out)))
+
+
+def listed_complete(data: str, there: int) -> bool | None:
+    """Whether shards hold as many examples as the list beside them says; None without a list."""
+    try:
+        listing = json.loads((Path(data).expanduser() / "index.json").read_text(encoding="utf-8"))
+        return sum(shard["nsamples"] for shard in listing["shardlist"]) == there
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _open_hub(data: str, cache: Path, options: dict[str, Any]) -> Input:
+    from lit_sd.data.hub import HubSource  # type: ignore[import-not-found,unused-ignore]
+
+    reader = bound(HubSource, options)
+    tolerant = TOLERANT | {"cache_dir": cache}
+    source = reader(data, **tolerant, **options)
+    try:
+        source.check()
+    except ValueError as error:
+        if "has a caption" not in str(error):
+            raise
+        source = reader(data, **tolerant, prompt="", **options)
+    return SourceInput("hub", source)
