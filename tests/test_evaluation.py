@@ -10,6 +10,7 @@ from finished_run import composed, made_run, photos  # noqa: F401
 from PIL import Image
 
 from lit_sd import run
+from lit_sd.data.examples import to_floats
 from lit_sd.evaluation import draw_from_run, evaluate, slug, stems
 from lit_sd.run import make, rebuild
 from lit_sd.trainable import read_checkpoint
@@ -53,7 +54,7 @@ def loss_by_hand(run: Path, averaged: bool) -> float:
         rebuilt.module.load_state_dict(checkpoint["ema"]["average"], strict=False)
     data = make(rebuilt.cfg.data)
     data.check()
-    totals = sum(rebuilt.module.fixed_losses(batch) for batch in data.val_dataloader())
+    totals = sum(rebuilt.module.fixed_losses(to_floats(batch)) for batch in data.val_dataloader())
     return (totals[:, 0] / totals[:, 1]).mean().item()
 
 

@@ -24,6 +24,7 @@ from torch.optim import SGD
 from lit_sd import schedules
 from lit_sd.adapters.full import Full
 from lit_sd.adapters.peft import Peft
+from lit_sd.data.cache import MemoryCache
 from lit_sd.objectives import Objective
 from lit_sd.randomness import Draws
 from lit_sd.trainable import read_checkpoint, restore
@@ -123,34 +124,34 @@ class TestStep:
 
 
 class TestCache:
-    def fit(self, model, tmp_path, root, **options):
-        module = module_of(model, **options)
-        encoded = []
-        real = model.vae.encode
-        model.vae.encode = lambda pixels: (encoded.append(len(pixels)), real(pixels))[1]
-        trainer_of(tmp_path, max_epochs=3).fit(module, images(root, batch_size=2))
-        return trained(module), sum(encoded)
-
-    def test_each_picture_is_encoded_once_and_the_same_is_learned(self, tiny_model, tmp_path, root):
-        count = len(list(root.glob("*.png")))
-        plain, often = self.fit(tiny_model(), tmp_path, root)
-        cached, once = self.fit(tiny_model(), tmp_path, root, cache_mb=16)
-        assert once == count
-        assert often > 2 * count
-        for name in plain:
-            torch.testing.assert_close(cached[name], plain[name], atol=1e-5, rtol=1e-4)
+    """What the module does with a cache; `test_caching.py` has whole runs."""
 
     def test_captions_are_not_cached_while_their_encoder_trains(self, tiny_model):
-        module = module_of(tiny_model(), Full(["text_encoder"]), cache_mb=16)
-        assert module._text_cache() is None
-        assert module_of(tiny_model(), cache_mb=16)._text_cache() is not None
+        for adapter, cached in ((Full(["text_encoder"]), False), (None, True)):
+            module = module_of(tiny_model(), adapter)
+            assert module._text_cache() is None
+            module.cache = MemoryCache(16)
+            assert (module._text_cache() is not None) == cached
 
-    def test_chunked_captions_are_encoded_together(self, tiny_model, tmp_path, root):
-        """Of different lengths, alone they would not make one batch."""
-        (root / "00.txt").write_text("cat " * 100)
-        module = module_of(tiny_model(caption_chunks=3), cache_mb=16)
-        trainer_of(tmp_path, max_epochs=2).fit(module, images(root, batch_size=5))
-        assert module.trainer.global_step == 4
+    def test_moments_take_the_place_of_pixels(self, tiny_model):
+        """Training and validation: the loss is the same to the bit, and the VAE is not asked."""
+        module, batch = module_of(tiny_model()), batch_of(1)
+        with torch.no_grad():
+            shown = [module.losses(batch)[2], module.fixed_losses(batch)]
+            batch["moments"] = torch.stack(module.model.moments(batch.pop("pixels")), 1)
+            module.model.vae.encode = None
+            assert torch.equal(module.losses(batch)[2], shown[0])
+            assert torch.equal(module.fixed_losses(batch), shown[1])
+            module.training_step(batch, 0)
+        assert list(module.record.parts) == ["latents"]
+
+    def test_validation_does_not_use_up_the_memory(self, tiny_model):
+        module = module_of(tiny_model())
+        module.cache = MemoryCache(16)
+        room = module.cache.room
+        module.fixed_losses(batch_of(3))
+        captions = room - module.cache.room
+        assert captions == 3 * 77 * 32 * 4
 
 
 class TestPrediction:

@@ -65,7 +65,8 @@ def fill_caches(datamodule: SDDataModule, module: Any, trainer: Trainer) -> Late
     """
     choice, model = datamodule.cache, module.model
     together = Together(trainer.global_rank, trainer.world_size)
-    module.to(trainer.strategy.root_device)
+    for frozen in (model.vae, *text_encoders(model)):
+        frozen.to(trainer.strategy.root_device)
     with trainer.precision_plugin.forward_context(), torch.no_grad():
         latents = LatentCache(choice.path, Recipe(vae_identity(model), choice.dtype))
         import_latent_shards(latents, together)
@@ -87,7 +88,7 @@ def fill_caches(datamodule: SDDataModule, module: Any, trainer: Trainer) -> Late
 
 
 def _encode(model: StableDiffusion, pictures: UInt8[Tensor, "b h w 3"]) -> Moments:
-    return model.moments(to_floats({"pixels": pictures.to(model.device)})["pixels"])
+    return model.moments(to_floats({"pixels": pictures.to(model.vae.device)})["pixels"])
 
 
 def _sources(datamodule: SDDataModule) -> list[Source]:

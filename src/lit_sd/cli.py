@@ -1,5 +1,6 @@
 """The console script `lit-sd`: what one does with data before a run, and with the run once it has trained."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,6 +187,10 @@ def prepare(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run wrote to OUT.")
     ] = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Words for train.py, like 'strategy=lora model=sd15': fill that run's cache, too."),
+    ] = None,
 ) -> None:
     """Clean data and pack it. Stopped and run again it goes on; other options use the same scan."""
     chosen = {name: value for name, value in locals().items() if value is not None}
@@ -198,6 +203,27 @@ def prepare(
         folder = Path(f"{out}.prepare") if work is None else work
         request = Request(data, folder, kind, reader_options(read or []), val, workers)
         run(request, out, to, settings, answers=answers, dry_run=dry_run, overwrite=overwrite, say=typer.echo)
+        if cache is not None and not dry_run:
+            from lit_sd.filling import fill_from_words
+
+            fill_from_words([f"data={to}", f"data.root='{out}'", *shlex.split(cache)])
+
+
+@app.command()
+def cache(
+    words: Annotated[
+        list[str], typer.Argument(help="As for train.py: strategy=lora data.root=images data.resolution=512")
+    ],
+    shards: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the latents as webdataset's shards, for machines elsewhere."),
+    ] = None,
+) -> None:
+    """Fill the cache on disk that `train.py` with the same words would fill, and train nothing."""
+    with explained("cache", resumes=True):
+        from lit_sd.filling import fill_from_words  # imports torch, so not for --help
+
+        fill_from_words(words, shards)
 
 
 @app.command()

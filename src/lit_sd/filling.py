@@ -1,17 +1,21 @@
-"""A cache on disk filled ahead of the runs that will read it: `lit-sd prepare --cache`."""
+"""A cache on disk filled ahead of the runs that will read it: `lit-sd cache`, `lit-sd prepare --cache`."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
 from lit_sd.caching import requests_of
+from lit_sd.command_line import check_command_line
 from lit_sd.config import ConfigError
 from lit_sd.data.latent_cache import LatentCache
 from lit_sd.data.latent_shards import write_latent_shards
+from lit_sd.places import conf_folder
 from lit_sd.processes import own_ranks
 from lit_sd.run import Run, prepare
 from lit_sd.together import Together
@@ -32,6 +36,18 @@ class NoTraining(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One that is never stepped."""
         return torch.optim.SGD(self.parameters())
+
+
+def fill_from_words(words: Sequence[str], shards: Path | None = None) -> list[str]:
+    """Fills the cache of the run that `train.py` would make of these words; see `fill`.
+
+    Words that make no config end the process with all their faults and status 2.
+    """
+    conf = conf_folder()
+    words = check_command_line(conf, "train", list(words))
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        cfg = compose("train", overrides=words)
+    return fill(cfg, shards)
 
 
 def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:

@@ -16,6 +16,20 @@ def launch_folder() -> Path:
     return Path(get_original_cwd() if HydraConfig.initialized() else os.getcwd())
 
 
+def conf_folder() -> Path:
+    """The project's `conf`: in the folder that the command was started in, else where this package lies.
+
+    Raises:
+        FileNotFoundError: it is in neither.
+    """
+    for root in (launch_folder(), Path(__file__).resolve().parents[2]):
+        if (root / "conf" / "train.yaml").is_file():
+            return root / "conf"
+    raise FileNotFoundError(
+        f"no conf/train.yaml in {launch_folder()}; start the command in the project's folder"
+    )
+
+
 def checkpoint_in(path: str | Path) -> Path:
     """A checkpoint, from its file, its folder, or its run's folder (`last.ckpt` there).
 

@@ -60,6 +60,11 @@ class Together:
                 raise RuntimeError(f"{what} failed on rank {rank}: {reason}")
         return [value for value, _ in gathered]
 
+    @property
+    def shared(self) -> str:
+        """What to say of work that is shown for one rank alone."""
+        return f", one of {self.world_size} shares" if self.world_size > 1 else ""
+
     def share(self, total: int) -> range:
         """This rank's part of so many pieces of work: a stretch of them, as long as any other's or shorter by
         one.

@@ -18,22 +18,15 @@ def root(tmp_path):
 
 def with_inf(data, name, at_step, trainer_step):
     """A datamodule whose image `name` has an infinite pixel from a step on."""
-    loader_of = data.train_dataloader
+    transfer = data.on_after_batch_transfer
 
-    def loader():
-        made = loader_of()
-        inner = made.collate_fn
+    def transferred(batch, dataloader_idx):
+        batch = transfer(batch, dataloader_idx)
+        if name in batch["ids"] and trainer_step() >= at_step:
+            batch["pixels"][batch["ids"].index(name), 0, 0, 0] = float("inf")
+        return batch
 
-        def collate_fn(items):
-            batch = inner(items)
-            if name in batch["ids"] and trainer_step() >= at_step:
-                batch["pixels"][batch["ids"].index(name), 0, 0, 0] = float("inf")
-            return batch
-
-        made.collate_fn = collate_fn
-        return made
-
-    data.train_dataloader = loader
+    data.on_after_batch_transfer = transferred
     return data
 
 

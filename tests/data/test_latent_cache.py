@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
-from picture_source import PictureSource
+from picture_source import CountingEncoder, PictureSource
 
 from lit_sd.data.buckets import Buckets
+from lit_sd.data.cache_filling import fill_latents
 from lit_sd.data.latent_cache import LatentCache, Request
 from lit_sd.data.latents import Recipe
+from lit_sd.data.lmdb import LmdbSource, LmdbWriter
+from lit_sd.data.webdataset import ShardSource, ShardWriter
 from lit_sd.together import Together
 
 SIZES = [(16, 16), (32, 16), (16, 32), (64, 64)]
@@ -91,3 +94,20 @@ def test_a_reader_knows_its_sources(cache, source):
     assert reader.recipe == Recipe("vae", crop="center")
     assert reader.facts["val"][3][1] == (64, 64)
     assert reader.alpha == {"more"}
+
+
+def test_one_cache_serves_every_kind(tmp_path):
+    """A folder's pictures, packed, are not encoded again: keys tell content, not where it lies."""
+    source, encode = PictureSource(SIZES), CountingEncoder()
+    for name, writer in (("lmdb", LmdbWriter), ("shards", ShardWriter)):
+        with writer(tmp_path / name) as packed:
+            for i, size in enumerate(SIZES):
+                packed.write(source.record(i), size)
+    encoded = []
+    for kind in (source, LmdbSource(tmp_path / "lmdb"), ShardSource(tmp_path / "shards")):
+        kind.check()
+        cache = LatentCache(tmp_path / "cache", Recipe("vae"))
+        request = Request(kind, [(16, 16)], "random", (False, True))
+        fill_latents(cache, [request], encode, Together())
+        encoded.append(cache.encoded)
+    assert encoded == [8, 0, 0]

@@ -1,6 +1,4 @@
-"""Packed datasets: nothing is lost, half-written ones are refused, a kill costs one batch, and readers
-survive forks (F12).
-"""
+"""Packed datasets as a source: nothing is lost, and workers read them after the parent did (F12)."""
 
 import io
 import itertools
@@ -8,39 +6,18 @@ import json
 import multiprocessing
 import os
 import pickle
-import signal
-import sys
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_packed import SHAPES, example, pack_all, png, shorten_chunks
 
-from lit_sd.data import lmdb, lmdb_file, lmdb_writer
+from lit_sd.data import lmdb
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
 from lit_sd.data.source import Record
-
-SHAPES = [(8, 6), (5, 9), (7, 7)]
-
-
-def png(i: int, size: tuple[int, int] | None = None, kind: str = "PNG") -> bytes:
-    pixels = np.random.default_rng(i).integers(0, 255, (*(size or SHAPES[i % 3]), 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
-def example(i: int) -> Record:
-    return Record(f"{i % 2}/é{i}.png", png(i), ".png", (Caption(f"caption {i}"),))
-
-
-def pack_all(out, records, **options) -> None:
-    with LmdbWriter(out, **options) as writer:
-        for i, record in enumerate(records):
-            writer.write(record, SHAPES[i % 3])
 
 
 @pytest.fixture
@@ -51,8 +28,7 @@ def packed(tmp_path):
 
 @pytest.fixture
 def short_chunks(monkeypatch):
-    for module in (lmdb_file, lmdb_writer):
-        monkeypatch.setattr(module, "CHUNK", 4)
+    shorten_chunks(monkeypatch)
 
 
 def test_everything_comes_back(tmp_path):
@@ -121,89 +97,10 @@ def test_ranges_reach_over_chunks(tmp_path, short_chunks):
     assert list(source.ids()) == [record.id for record in records]
 
 
-def test_identity_follows_content_and_order_not_batches(tmp_path, short_chunks):
-    records = [example(i) for i in range(9)]
-    variants = {
-        "same": records,
-        "batches": records,
-        "order": records[::-1],
-        "fewer": records[:-1],
-        "name": [*records[:-1], replace(records[-1], id="other")],
-        "pixels": [replace(records[0], image=png(99, SHAPES[0])), *records[1:]],
-    }
-    for name, variant in variants.items():
-        pack_all(tmp_path / name, variant, commit_every=2 if name == "batches" else 1000)
-    found = {name: LmdbSource(tmp_path / name).identity() for name in variants}
-    assert found["same"] == found["batches"]
-    assert len(set(found.values())) == 5
-
-
 def test_many_examples_are_blocks_of_a_million(packed, monkeypatch):
     assert lmdb.BLOCK == 1_000_000
     monkeypatch.setattr(lmdb, "BLOCK", 3)
     assert LmdbSource(packed).blocks().tolist() == [0, 3, 6, 7]
-
-
-def test_the_file_grows_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(lmdb_writer, "FIRST_MAP", 2**16)
-    records = [replace(example(i), image=os.urandom(30_000)) for i in range(40)]
-    pack_all(tmp_path / "out", records, commit_every=7)
-    source = LmdbSource(tmp_path / "out")
-    assert [source.record(i) for i in range(40)] == records
-    assert (tmp_path / "out" / "data.mdb").stat().st_size < 2 * 40 * 30_000  # no reserve is left in it
-
-
-def test_a_batch_is_bounded_in_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(lmdb_writer, "COMMIT_BYTES", 10_000)
-    writer = LmdbWriter(tmp_path / "out")
-    for i in range(5):
-        writer.write(replace(example(i), image=os.urandom(4000)), (1, 1))
-    with writer._env.begin() as view:
-        assert view.stat(writer._tables[b"records"])["entries"] == 3
-    writer.__exit__(ValueError)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("partial", r"out was not packed to its end, out\.partial is there; run the packing again"),
-        ("inside", r"out\.partial is half-written; run the packing again"),
-        ("manifest", r"out has no manifest\.json: it is half-written"),
-        ("json", r"manifest\.json can't be read"),
-        ("kind", r"expected lit-sd-lmdb, version 1, got lit-sd-lmdb, version 2"),
-        ("count", r"the manifest says 8 examples, the file holds 7"),
-        ("cut", r"data\.mdb is truncated: 4,096 bytes, expected .* copy it again"),
-        ("data", r"data\.mdb is truncated: 0 bytes"),
-        ("absent", r"data\.root: .*out does not exist; relative paths count from"),
-        ("file", r"out is a file; expected the folder around it"),
-    ],
-)
-def test_what_is_not_whole_is_refused(packed, damage, message):
-    out = packed.rename(packed.with_name("out"))
-    manifest = json.loads((out / "manifest.json").read_text())
-    match damage:
-        case "partial":
-            out.rename(out.with_name("out.partial"))
-        case "inside":
-            out = out.rename(out.with_name("out.partial"))
-        case "manifest":
-            (out / "manifest.json").unlink()
-        case "json":
-            (out / "manifest.json").write_text("{")
-        case "kind":
-            (out / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
-        case "count":
-            (out / "manifest.json").write_text(json.dumps(manifest | {"count": 8}))
-        case "cut":
-            os.truncate(out / "data.mdb", 4096)
-        case "data":
-            (out / "data.mdb").unlink()
-        case "absent" | "file":
-            out.rename(out.with_name("elsewhere"))
-            if damage == "file":
-                out.write_text("")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        LmdbSource(out).check()
 
 
 def test_an_empty_one_is_refused(tmp_path):
@@ -212,16 +109,6 @@ def test_an_empty_one_is_refused(tmp_path):
         LmdbSource(tmp_path / "out").check()
     with pytest.raises(ValueError, match=r"data\.root is not set; set data\.root=FOLDER"):
         LmdbSource(None)
-
-
-def test_a_damaged_record_is_named_by_its_row(packed):
-    with LmdbWriter(packed.with_name("broken")) as writer:
-        writer.write(example(0), (8, 6))
-        writer._batch[0] = b"\xff\xff\0\0nonsense"
-    with pytest.raises(OSError, match="broken: example 0 is damaged"):
-        LmdbSource(packed.with_name("broken")).record(0)
-    with pytest.raises(IndexError):
-        LmdbSource(packed).record(7)
 
 
 def test_verify_finds_bad_images_and_changed_bytes(tmp_path):
@@ -265,150 +152,6 @@ def test_missing_captions_by_policy(tmp_path, short_chunks):
     skipping = LmdbSource(tmp_path / "out", missing_captions="skip")
     assert skipping.sizes(1).tolist() == [[7, 7], [8, 6], [8, 6]]
     assert list(skipping.ids()) == ["0/é0.png", "0/é2.png", "1/é3.png", "0/é6.png"]
-
-
-def test_what_is_there_is_not_overwritten(packed):
-    with pytest.raises(FileExistsError, match="packed is there already"):
-        LmdbWriter(packed, resume=True)
-    writer = LmdbWriter(packed.with_name("other"))
-    with pytest.raises(OSError, match="another process is packing to"):
-        LmdbWriter(packed.with_name("other"), resume=True)
-    writer.__exit__(KeyboardInterrupt)
-    with pytest.raises(FileExistsError, match=r"other\.partial is there, from a packing that didn't end"):
-        LmdbWriter(packed.with_name("other"))
-
-
-def fail_at(out, stop: int, commit_every: int) -> None:
-    with LmdbWriter(out, commit_every=commit_every) as writer:
-        for i in range(stop):
-            writer.write(example(i), SHAPES[i % 3])
-        raise RuntimeError
-
-
-def test_an_exception_leaves_what_can_be_resumed(tmp_path):
-    with pytest.raises(RuntimeError):
-        fail_at(tmp_path / "out", 5, 2)
-    assert not (tmp_path / "out").exists()
-    with LmdbWriter(tmp_path / "out", resume=True) as writer:
-        assert writer.written == 4
-
-
-def test_a_truncated_part_is_not_resumed(tmp_path):
-    with pytest.raises(RuntimeError):
-        fail_at(tmp_path / "out", 5, 1)
-    os.truncate(tmp_path / "out.partial" / "data.mdb", 4 * 4096)
-    with pytest.raises(ValueError, match=r"data\.mdb is truncated; delete .*out\.partial and pack again"):
-        LmdbWriter(tmp_path / "out", resume=True)
-
-
-def write_until_killed(out, stop: int | None, commit_every: int) -> None:
-    writer = LmdbWriter(out, resume=True, commit_every=commit_every)
-    for i in itertools.count(writer.written):
-        if i == stop:
-            os.kill(os.getpid(), signal.SIGKILL)
-        writer.write(example(i), SHAPES[i % 3])
-
-
-def killed(out, stop: int | None, commit_every: int, after: float = 30) -> None:
-    process = multiprocessing.get_context("fork").Process(
-        target=write_until_killed, args=(out, stop, commit_every)
-    )
-    process.start()
-    process.join(after)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
-def test_a_kill_costs_what_was_not_committed_and_no_more(tmp_path, short_chunks):
-    pack_all(tmp_path / "straight", [example(i) for i in range(23)])
-    out = tmp_path / "out"
-    for stop, left in ((2, 0), (3, 3), (8, 6), (12, 12), (22, 21)):
-        killed(out, stop, 3)
-        writer = LmdbWriter(out, resume=True)
-        assert writer.written == left
-        writer.__exit__(KeyboardInterrupt)
-    with LmdbWriter(out, resume=True) as writer:
-        for i in range(writer.written, 23):
-            writer.write(example(i), SHAPES[i % 3])
-    one, other = LmdbSource(tmp_path / "straight"), LmdbSource(out)
-    assert [other.record(i) for i in range(23)] == [one.record(i) for i in range(23)]
-    assert other.sizes().tolist() == one.sizes().tolist()
-    assert other.identity() == one.identity()
-    manifests = [json.loads((path / "manifest.json").read_text()) for path in (out, tmp_path / "straight")]
-    assert manifests[0]["bytes"] == manifests[1]["bytes"]
-
-
-def test_a_kill_at_any_moment_leaves_a_whole_number_of_batches(tmp_path):
-    out, before = tmp_path / "out", 0
-    for seconds in (0.1, 0.13, 0.17):
-        killed(out, None, 1, after=seconds)
-        writer = LmdbWriter(out, resume=True)
-        assert writer.written >= before
-        before = writer.written
-        writer.__exit__(KeyboardInterrupt)
-    LmdbWriter(out, resume=True).close()
-    source = LmdbSource(out)
-    assert len(source) == before > 0
-    assert all(source.record(i) == example(i) for i in range(before))
-
-
-def test_two_sources_share_one_file(packed):
-    one, other = LmdbSource(packed), LmdbSource(packed / ".." / "packed", prompt="p")
-    assert one.record(0).image == other.record(0).image == png(0)
-    assert one._rows is other._rows
-    del one
-    assert other.record(1).image == png(1)
-
-
-def test_a_new_file_at_the_same_place_is_another(tmp_path):
-    pack_all(tmp_path / "out", [example(0)])
-    old = LmdbSource(tmp_path / "out")
-    old.check()
-    (tmp_path / "out").rename(tmp_path / "gone")
-    pack_all(tmp_path / "out", [example(1)])
-    assert LmdbSource(tmp_path / "out").record(0) == example(1)
-    assert old.record(0) == example(0)
-
-
-def test_threads_read_at_once(packed):
-    source, found = LmdbSource(packed), []
-
-    def read() -> None:
-        found.extend((i, source.record(i)) for _ in range(20) for i in range(7))
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 560
-    assert all(record == example(i) for i, record in found)
-
-
-def test_a_fork_never_uses_the_handle_it_inherits(packed):
-    source = LmdbSource(packed)
-    source.load(0)
-    handle, reader = source._rows._env, os.getpid()
-    child = os.fork()
-    if child == 0:
-        same = source.record(3) == example(3) and source._rows._env is not handle
-        again = LmdbSource(packed).record(4) == example(4)  # and one that the child makes itself
-        os._exit(0 if same and again and source._rows._process != reader else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert source.record(2) == example(2)
-    assert source._rows._env is handle
-
-
-def test_a_fork_may_drop_what_it_inherits_and_open_it_anew(packed):
-    source = LmdbSource(packed)
-    source.load(0)
-    child = os.fork()
-    if child == 0:
-        del source
-        os._exit(0 if LmdbSource(packed).record(4) == example(4) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert source.record(2) == example(2)
 
 
 class Loads(torch.utils.data.Dataset):
@@ -457,14 +200,6 @@ def test_a_source_is_pickled_without_its_handle(packed):
     again = pickle.loads(data)
     assert again._file is None
     assert again.record(6) == example(6)
-
-
-def test_without_the_library_it_says_what_to_install(packed, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(ModuleNotFoundError, match=r"lmdb is needed .*pip install 'lit-sd\[data\]'"):
-        LmdbSource(packed).check()
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lit-sd\[data\]'"):
-        LmdbWriter(packed.with_name("new"))
 
 
 def test_names_are_looked_up_when_they_are_asked_for(packed, monkeypatch):

@@ -151,19 +151,19 @@ def test_the_longest_unused_goes_when_the_room_is_used_up(store, tmp_path):
     files = FetchedFiles(tmp_path, limit_gb=1000 / 1e9)
     paths = [files.path(f"{store.url}/{i}.tar") for i in range(4)]
 
-    def use(i: int, at: int) -> None:
+    def use(i: int) -> None:
         os.close(files.open(f"{store.url}/{i}.tar"))
-        os.utime(paths[i], ns=(at, at))
 
-    use(0, 1)
-    use(1, 2)
-    use(0, 3)
+    use(0)
     held = files.open(f"{store.url}/1.tar")
-    os.utime(paths[1], ns=(2, 2))
-    use(2, 4)
+    for i in (0, 1):
+        os.utime(paths[i], ns=(i, i))  # long ago
+    use(0)
+    use(2)
     assert [path.exists() for path in paths] == [True, False, True, False]
     assert read(held) == bytes(400), "who reads it still can"
-    use(1, 5)
+    os.utime(paths[0], ns=(0, 0))
+    use(1)
     assert [path.exists() for path in paths] == [False, True, True, False]
     assert store.asked == ["/0.tar", "/1.tar", "/2.tar", "/1.tar"]
 

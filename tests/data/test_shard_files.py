@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import threading
 
 import pytest
@@ -42,6 +43,9 @@ def test_another_shard_under_the_same_name_is_noticed(tmp_path):
     spans, size = spans_of(path, 1), path.stat().st_size
     path = tar(tmp_path / "0.tar", files[::-1])
     assert path.stat().st_size == size, "or the test shows nothing"
+    with pytest.raises(OSError, match=r"0\.tar: 1 is no longer where it was indexed"):
+        ShardFiles().read(str(path), "1", spans, size)
+    path = tar(tmp_path / "0.tar", [("0.png", png(0)), ("2.png", png(1, 20, 20))])
     with pytest.raises(OSError, match=r"0\.tar: 1 is no longer where it was indexed"):
         ShardFiles().read(str(path), "1", spans, size)
     path.write_bytes(b"short")
@@ -99,6 +103,7 @@ def test_a_fork_starts_anew_though_another_thread_held_the_lock():
     held.wait()
     child = os.fork()
     if child == 0:
+        signal.alarm(5)  # ends it where it waits for ever
         os._exit(0 if recent.get("process", lambda _: os.getpid()) == os.getpid() else 1)
     release.set()
     thread.join()

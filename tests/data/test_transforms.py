@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from sized_source import SizedSource
 
 from lit_sd.data.batching import Draw
@@ -288,3 +289,11 @@ def test_a_turned_jpeg_is_measured_upright(tmp_path):
     small = decode((tmp_path / "a.jpg").read_bytes(), "a.jpg", (200, 100))
     assert small.size == (1600, 800)
     assert small.image.size == (200, 400)  # twice what covers
+
+
+def test_a_png_turned_by_xmp_is_measured_as_it_is_decoded(tmp_path):
+    xmp = PngInfo()
+    xmp.add_itxt("XML:com.adobe.xmp", '<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>')
+    halves(60, 20).save(tmp_path / "a.png", pnginfo=xmp)
+    assert inspect_image(tmp_path / "a.png").size == (60, 20)
+    assert decode((tmp_path / "a.png").read_bytes(), "a.png").size == (60, 20)

@@ -15,6 +15,7 @@ from tiny_shards import encoded, img2dataset_shard, jpeg, picture, png
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sd.data.caption_rules import Caption
+from lit_sd.data.shard_files import ShardFiles
 from lit_sd.data.source import Record, content_digest
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 
@@ -67,6 +68,20 @@ def test_what_was_packed_comes_back(packed):
     assert source.captions() == ["a cat", "an animal", "b \U0001f408", "c"]
     assert source.blocks().tolist() == [0, 2, 3]
     assert source.notes == []
+
+
+def test_a_packed_digest_is_known_without_the_image(packed, three, monkeypatch):
+    asked: list[list[str]] = []
+    read = ShardFiles.read
+
+    def noted(self, shard, key, spans, filesize):
+        asked.append(list(spans))
+        return read(self, shard, key, spans, filesize)
+
+    monkeypatch.setattr(ShardFiles, "read", noted)
+    ShardSource(packed).digest(1)
+    ShardSource(three).digest(1)
+    assert asked == [["json"], ["image", "text", "json"]]
 
 
 def test_what_was_packed_may_be_copied_and_made_read_only(packed, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import sys
 
 import imagehash
 import numpy as np
@@ -11,6 +12,7 @@ from small_data import encoded, picture
 
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.source import Record
+from lit_sd.prepare import caption_text, facts
 from lit_sd.prepare.database import bits_apart
 from lit_sd.prepare.examples import Unreadable
 from lit_sd.prepare.facts import caption_rows, deviation, image_row, perceptual_hash, rows_of
@@ -99,3 +101,11 @@ def test_what_cannot_be_read_has_a_row_too() -> None:
     row, captions = rows_of(3, Unreadable("gone.png", "no such file"))
     assert row[:3] == (3, "gone.png", "no such file")
     assert captions == []
+
+
+@pytest.mark.parametrize(("library", "load"), [("imagehash", facts.imagehash), ("ftfy", caption_text.ftfy)])
+def test_a_missing_library_is_named_with_its_extra(library: str, load, monkeypatch) -> None:
+    load.cache_clear()
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{library}.*pip install 'lit-sd\[data\]'"):
+        load()

@@ -131,6 +131,13 @@ def test_a_changed_file_is_scanned_again(tmp_path: Path) -> None:
     assert refused(data, tmp_path / "out") == {"a.png": "too_small"}
 
 
+def test_other_options_of_the_reader_scan_again(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", {"a.png": (picture(1), None)})
+    (data / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a good caption", "label": "x"}\n')
+    assert refused(data, tmp_path / "out") == {}
+    assert refused(data, tmp_path / "out", read={"caption_column": "label"}) == {"a.png": "caption_short"}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -14,6 +14,7 @@ from lit_sd.data.datamodule import POOL, SDDataModule
 from lit_sd.data.folder import BadFiles, FolderSource, MissingCaptions
 from lit_sd.data.hub import HubSource
 from lit_sd.data.lmdb import LmdbSource
+from lit_sd.data.packing import MissingCaptions as PackedMissingCaptions
 from lit_sd.data.source import Source
 from lit_sd.data.webdataset import ShardSource
 
@@ -88,7 +89,8 @@ def lmdb(
     root: str | os.PathLike | None,
     *,
     prompt: str | None,
-    missing_captions: MissingCaptions,
+    verify: bool,
+    missing_captions: PackedMissingCaptions,
     bad_files: BadFiles,
     max_bad_share: int | float,
     alpha_mask: bool,
@@ -104,6 +106,7 @@ def lmdb(
     read = partial(
         LmdbSource,
         prompt=prompt,
+        verify=verify,
         missing_captions=missing_captions,
         bad_files=bad_files,
         max_bad_share=max_bad_share,
@@ -122,7 +125,7 @@ def webdataset(
     storage_options: Mapping[str, Any],
     cache_gb: int | float,
     verify: bool,
-    missing_captions: MissingCaptions,
+    missing_captions: PackedMissingCaptions,
     bad_files: BadFiles,
     max_bad_share: int | float,
     alpha_mask: bool,
@@ -167,8 +170,9 @@ def hub(
     weight_column: str | None,
     id_column: str | None,
     prompt: str | None,
+    verify: bool,
     cache_gb: int | float,
-    missing_captions: MissingCaptions,
+    missing_captions: PackedMissingCaptions,
     bad_files: BadFiles,
     max_bad_share: int | float,
     alpha_mask: bool,
@@ -193,6 +197,7 @@ def hub(
         weight_column=weight_column,
         id_column=id_column,
         prompt=prompt,
+        verify=verify,
         cache_dir=cache_dir,
         cache_gb=cache_gb,
         missing_captions=missing_captions,

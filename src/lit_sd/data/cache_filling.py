@@ -125,7 +125,7 @@ def fill_latents(
         count = int(pictures.bounds[mine.stop] - pictures.bounds[mine.start])
         with (
             PartWriter(cache.folder / KIND, KIND) as writer,
-            CacheProgress("encoding pictures", count, shown=together.rank == 0) as bar,
+            CacheProgress(f"encoding pictures{together.shared}", count, shown=together.rank == 0) as bar,
         ):
             for done in _encoded(loader, encode, batch, cache.recipe, writer):
                 bar.advance(done)

@@ -134,7 +134,7 @@ def _not_written(path: Path, error: Exception) -> OSError:
     free = shutil.disk_usage(path.parent).free / 2**20
     return OSError(
         f"{path} can't be written: {error} ({free:,.0f} MiB are free there). Make room, or set "
-        "data.cache_dir to a folder on another disk; what was written before is kept, and the next run goes on there"
+        "data.cache_dir to another disk; what was written is kept, and the next run goes on from there"
     )
 
 

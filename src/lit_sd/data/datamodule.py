@@ -187,8 +187,9 @@ class SDDataModule(L.LightningDataModule):
                 lines.append(f"{small} images are smaller than data.resolution={smallest} and are scaled up")
         for name, source in self.sources.items():
             lines += [f"{name}: {note}" for note in source.notes]
-            if unknown := source.rule.unknown_names(islice(source.captions(), SHOWN_CAPTIONS)):
-                lines.append(f"{name}: captions name wildcards that data.rule.wildcards lacks: {', '.join(unknown)}")
+            if source.rule.wildcards:
+                unknown = source.rule.unknown_names(islice(source.captions(), SHOWN_CAPTIONS))
+                lines += [f"{name}: data.rule.wildcards lacks {unknown}"] if unknown else []
         return lines if self.latents is None else lines + self.latents.notes
 
     def captions(self) -> list[str]:

@@ -1,7 +1,8 @@
-"""The latents that a run may ask for, of which sources and in which forms, and the cache on disk that has them."""
+"""The latents that a run may ask for, and the cache on disk that has them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -53,7 +54,15 @@ class Request:
 
     def covers(self, row: int) -> bool:
         """Whether a picture is among them."""
-        return (self.rows is None or row in self.rows) and row not in self.aside
+        return (self.rows is None or row in self._rows) and row not in self._aside
+
+    @cached_property
+    def _rows(self) -> frozenset[int]:
+        return frozenset(self.rows or ())
+
+    @cached_property
+    def _aside(self) -> frozenset[int]:
+        return frozenset(self.aside)
 
     def shapes_of(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n k 2"]:
         """The shapes of each picture."""

@@ -39,7 +39,7 @@ def write_latent_shards(
     shard_size: int = 1000,
     together: Together | None = None,
 ) -> Path:
-    """Writes everything that requests may ask for, from a filled cache. All ranks call it, each writes a share.
+    """Writes everything that requests may ask for, from a filled cache. All ranks call it, each writes some.
     Equal latents give equal bytes; what a killed run left in `OUT.partial` is not written again.
 
     Args:
@@ -67,6 +67,8 @@ def write_latent_shards(
         if there.is_file() and json.loads(there.read_text(encoding="utf-8")) != plan:
             raise FileExistsError(f"{partial} is there, a part of other latents; delete it")
         partial.mkdir(parents=True, exist_ok=True)
+        for torn in partial.glob(".*"):  # of a run that was killed while writing
+            torn.unlink()
         there.write_text(json.dumps(plan), encoding="utf-8")
 
     def write() -> None:

@@ -125,7 +125,7 @@ class LmdbFile:
         self._tables: dict[bytes, Any] = {}
 
     def __del__(self) -> None:
-        if self._env is not None:
+        if self._env is not None:  # in a fork, LMDB's CFFI form would leave it open
             self._env.close()
 
     def _environment(self) -> Any:

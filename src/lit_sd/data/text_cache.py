@@ -100,7 +100,9 @@ class TextCache:
         def work() -> int:
             with (
                 PartWriter(self.folder, KIND) as writer,
-                CacheProgress("encoding captions", len(mine), shown=together.rank == 0) as bar,
+                CacheProgress(
+                    f"encoding captions{together.shared}", len(mine), shown=together.rank == 0
+                ) as bar,
             ):
                 for caption in mine:
                     try:

@@ -17,6 +17,9 @@ Size = tuple[int, int]
 MAX_RATIO = 32
 """Longer images are refused: scaled to cover a square they would not fit into memory."""
 
+TURNING_MARKS = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
+"""What a PNG that may be turned holds: its EXIF, or XMP's word for it."""
+
 _TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -117,7 +120,7 @@ def inspect_bytes(data: bytes, decode: bool = True) -> ImageFacts:
     with Image.open(io.BytesIO(data)) as image:
         alpha = image.has_transparency_data
         # PNGs may carry EXIF after the pixels, where only a full decode finds it.
-        late_exif = image.format == "PNG" and (b"eXIf" in data or b"Raw profile type exif" in data)
+        late_exif = image.format == "PNG" and any(mark in data for mark in TURNING_MARKS)
         if image.format == "JPEG":
             size = _sides(image.size, _orientation(image))
             if decode:

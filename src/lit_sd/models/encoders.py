@@ -21,18 +21,18 @@ _digests: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 def vae_identity(model: StableDiffusion) -> str:
     """Tells the VAE's weights, config and precision; the same for the same ones, wherever they come from."""
-    return _joined(_network(model.vae), _precision(model, without_half=True))
+    return _joined(_network(model.vae), _precision(model.vae, without_half=True))
 
 
 def text_identity(model: StableDiffusion) -> str:
     """Tells the text encoders and tokenizers, how captions are cut, which layer counts, and the precision."""
-    parts = [model.family.startswith("sdxl"), model.caption_chunks, _precision(model)]
+    parts: list[Any] = [model.family.startswith("sdxl"), model.caption_chunks]
     for encoder, tokenizer in (
         (model.text_encoder, model.tokenizer),
         (model.text_encoder_2, model.tokenizer_2),
     ):
         if encoder is not None:
-            parts += [_network(encoder), _tokenizer(tokenizer)]
+            parts += [_network(encoder), _tokenizer(tokenizer), _precision(encoder)]
     return _joined(*map(str, parts))
 
 
@@ -40,9 +40,9 @@ def _joined(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _precision(model: StableDiffusion, without_half: bool = False) -> str:
+def _precision(network: Any, without_half: bool = False) -> str:
     """What matrix products are rounded to. The VAE never runs in float16."""
-    kind = model.device.type
+    kind = network.device.type
     if not torch.is_autocast_enabled(kind):
         return "as stored"
     dtype = torch.get_autocast_dtype(kind)

@@ -22,18 +22,24 @@ class Input(ABC):
         kind: folder, lmdb, webdataset or hub.
         notes: what was found on the way.
         complete: whether all is there that a manifest lists; None where there is none.
+        options: of the reader, as text: with others, the same files are other examples.
     """
 
     kind: str
     notes: list[str]
     complete: bool | None = None
+    options: str = ""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Tells whether it holds the same as before."""
+        """Tells whether the data is the same as before."""
+
+    def identity(self) -> str:
+        """Tells whether the examples are the same as before."""
+        return f"{self.kind} {self.options} {self.fingerprint()}"
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Iterator[Record | Unreadable]:

@@ -11,11 +11,13 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from lit_sd.prepare.database import Database
 from lit_sd.prepare.progress import progress
 from lit_sd.prepare.samples import KEPT, REFUSED, Pictures, drawn, shown
-from lit_sd.prepare.settings import RULES, Settings
+from lit_sd.prepare.settings import Settings
 from lit_sd.prepare.spot_check import COMPARED, cards
 
 THUMBNAIL, LARGE = 96, 448
 SHOWN_OF_A_RULE, SHOWN_KEPT, SHOWN_PAIRS = 12, 24, 24
+COMPARABLE = f"SELECT key FROM verdicts WHERE rule IN {COMPARED}"
+"""What is refused for the sake of another picture."""
 
 
 def environment() -> Environment:
@@ -51,38 +53,28 @@ def write_report(
         title: of the page.
     """
     _write(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    refusing = [rule for rule, told in report["rules"].items() if told["refused"] and rule not in COMPARED]
     version = int(settings.normalise)
-    total = (
-        SHOWN_KEPT
-        + SHOWN_PAIRS
-        + SHOWN_OF_A_RULE * sum(rule["refused"] > 0 for rule in report["rules"].values())
-    )
-
-    with progress("pictures of the report", total) as advance:
+    with progress(
+        "pictures of the report", SHOWN_KEPT + SHOWN_PAIRS + SHOWN_OF_A_RULE * len(refusing)
+    ) as advance:
 
         def of(query: str, count: int) -> list[dict[str, Any]]:
             found = []
             for key in drawn(database, query, count, settings.seed):
-                found.append(_told(shown(database, key, pictures.url, version)))
+                card = shown(database, key, pictures.url, version)
+                found.append(card | {"detail": json.loads(card["detail"] or "{}")})
                 advance(1)
             return found
 
-        refused = {
-            rule: of(REFUSED.format(rule), SHOWN_OF_A_RULE)
-            for rule, told in report["rules"].items()
-            if told["refused"] and rule not in COMPARED
-        }
-        compared = "', '".join(COMPARED)
-        pairs = of(REFUSED.replace("= '{}'", f"IN ('{compared}')"), SHOWN_PAIRS)
+        refused = {rule: of(REFUSED.format(rule), SHOWN_OF_A_RULE) for rule in refusing}
+        pairs = of(COMPARABLE, SHOWN_PAIRS)
         for pair in pairs:
             pair["other"] = shown(database, pair["detail"]["key"], pictures.url, version)
         kept = of(KEPT, SHOWN_KEPT)
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(title=title, report=report, refused=refused, pairs=pairs, kept=kept, rules=RULES)
-    )
-    _write(folder / "report.html", page)
+    page = environment().get_template("report.html")
+    html = page.render(title=title, report=report, refused=refused, pairs=pairs, kept=kept)
+    _write(folder / "report.html", html)
 
 
 def write_spot_check(
@@ -97,10 +89,6 @@ def write_spot_check(
     path = folder / "spot_check.html"
     _write(path, page)
     return path
-
-
-def _told(card: dict[str, Any]) -> dict[str, Any]:
-    return card | {"detail": json.loads(card["detail"] or "{}")}
 
 
 def span(bin_: dict[str, Any], kind: str = "number") -> str:

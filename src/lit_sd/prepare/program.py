@@ -1,7 +1,8 @@
 """`lit-sd prepare` and `lit-sd inspect` from end to end: each stage goes on where a killed run stopped."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -10,6 +11,7 @@ from lit_sd.prepare.balance import count_tags, weigh
 from lit_sd.prepare.database import Database
 from lit_sd.prepare.examples import Input
 from lit_sd.prepare.pages import LARGE, THUMBNAIL, write_report, write_spot_check
+from lit_sd.prepare.progress import progress
 from lit_sd.prepare.reading import open_input
 from lit_sd.prepare.report import make_report
 from lit_sd.prepare.rules import decide
@@ -47,7 +49,9 @@ class Request:
 
     @property
     def processes(self) -> int:
-        return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
+        if self.workers is not None:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(
@@ -84,7 +88,7 @@ def prepare(
     refuse_inside(request, out)
     given = {} if answers is None else read_answers(answers)
     with opened(request) as (database, data, val):
-        key = settings.key(form, str(sorted(given.items())), *inputs(database, data, val))
+        key = settings.key(form, str(sorted(given.items())), *inputs(data, val))
         finished = not dry_run and is_finished(database, out, key, overwrite)
         if finished and not settings.spot_check:
             say(f"{out} is finished, there is nothing to do; its report is {request.work / 'report.html'}")
@@ -121,7 +125,7 @@ def inspect(
     """
     refuse_inside(request, request.work)
     with opened(request) as (database, data, val):
-        key = settings.key("inspect", *inputs(database, data, val))
+        key = settings.key("inspect", *inputs(data, val))
         stages(database, data, val, request, settings, {}, key)
         path = request.work / "buckets.jsonl"
         buckets = count_shapes(database, resolution, bucket_step, max_ratio, path)
@@ -129,33 +133,22 @@ def inspect(
         pages(database, data, val, request, settings, name, say, buckets)
 
 
-class opened:  # noqa: N801 -- used like a function
+@contextmanager
+def opened(request: Request) -> Iterator[tuple[Database, Input, Input | None]]:
     """Opens the work folder and the data: (database, data, validation data)."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-
-    def __enter__(self) -> tuple[Database, Input, Input | None]:
-        request, work = self.request, self.request.work
-        if work.exists() and not work.is_dir():
-            raise ValueError(f"{work} is a file; expected the work folder")
-        work.mkdir(parents=True, exist_ok=True)
-        self.database = Database(work / DATABASE)
-        try:
-            data = open_input(request.data, work, "data", request.kind, request.read)
-            val = None if request.val is None else open_input(request.val, work, "val")
-        except BaseException:
-            self.database.close()
-            raise
-        return self.database, data, val
-
-    def __exit__(self, *exception: object) -> None:
-        self.database.close()
+    work = request.work
+    if work.exists() and not work.is_dir():
+        raise ValueError(f"{work} is a file; expected the work folder")
+    work.mkdir(parents=True, exist_ok=True)
+    with Database(work / DATABASE) as database:
+        data = open_input(request.data, work, "data", request.kind, request.read)
+        val = None if request.val is None else open_input(request.val, work, "val")
+        yield database, data, val
 
 
-def inputs(database: Database, data: Input, val: Input | None) -> tuple[str, str]:
+def inputs(data: Input, val: Input | None) -> tuple[str, str]:
     """Tell the data from other data."""
-    return data.fingerprint(), "" if val is None else val.fingerprint()
+    return data.identity(), "" if val is None else val.identity()
 
 
 def stages(
@@ -178,10 +171,13 @@ def stages(
     if database.get("decided") == key:
         return
     database.put("decided", None)
-    decide(database, settings, dict(answers), val is not None)
-    count_tags(database, settings)
-    if settings.balance:
-        weigh(database, settings)
+    with progress("judging", 3) as advance:
+        decide(database, settings, dict(answers), val is not None)
+        advance(1)
+        count_tags(database, settings)
+        advance(1)
+        if settings.balance:
+            weigh(database, settings)
     database.put("decided", key)
 
 

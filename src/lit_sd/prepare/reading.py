@@ -94,15 +94,18 @@ def open_input(
     if kind is not None and kind not in get_args(Kind):
         raise ValueError(f"--from {kind}: there is no such kind{hint(kind, get_args(Kind))}")
     kind = kind or kind_of(data)
-    options = dict(options or {})
+    chosen = dict(options or {})
     match kind:
         case "folder":
-            return bound(FolderInput, options)(Path(data), work, name, **options)
+            found: Input = bound(FolderInput, chosen)(Path(data), work, name, **chosen)
         case "lmdb":
-            return _open_lmdb(data, options)
+            found = _open_lmdb(data, chosen)
         case "webdataset":
-            return _open_shards(data, work / f"{name}-index", options)
-    return _open_hub(data, work / f"{name}-hub", options)
+            found = _open_shards(data, work / f"{name}-index", chosen)
+        case _:
+            found = _open_hub(data, work / f"{name}-hub", chosen)
+    found.options = json.dumps(chosen, sort_keys=True) if chosen else ""
+    return found
 
 
 def bound(reader: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@ without a second scan, and a million examples are judged without being held.
 """
 
 import json
+from dataclasses import asdict
 
 from lit_sd.prepare.database import DECISIONS, Database
 from lit_sd.prepare.duplicates import refuse_duplicates, refuse_leaks
@@ -52,16 +53,8 @@ def decide(database: Database, settings: Settings, answers: dict[str, bool], val
     Raises:
         ValueError: something can't be read and the rule on that is off, or an answer is for no example.
     """
-    numbers = {
-        "min_side": settings.min_side,
-        "max_aspect": settings.max_aspect,
-        "min_deviation": settings.min_deviation,
-        "min_characters": settings.min_characters,
-        "min_words": settings.min_words,
-        "min_entropy": settings.min_entropy,
-        "max_tokens": settings.max_tokens,
-        "version": int(settings.normalise),
-    }
+    numbers = asdict(settings) | {"version": int(settings.normalise)}
+    numbers = {name: value for name, value in numbers.items() if not isinstance(value, tuple)}
     with database.transaction():
         for statement in DECISIONS.split(";"):  # executescript would commit
             database.do(statement)

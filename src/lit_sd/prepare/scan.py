@@ -39,7 +39,7 @@ def scan(database: Database, data: Input, part: str, workers: int) -> None:
     Raises:
         OSError: a process died, or the database can't be written.
     """
-    fingerprint = f"{data.kind} {data.fingerprint()}"
+    fingerprint = f"{data.identity()} in chunks of {CHUNK}"
     if database.get(f"{part} input") != fingerprint:
         database.forget(part)
         database.put(f"{part} input", fingerprint)
@@ -75,7 +75,7 @@ def _missing(database: Database, part: str, count: int) -> Iterator[int]:
 def reading_pool(data: Input, workers: int) -> Iterator[ProcessPoolExecutor | None]:
     """Processes that read, or None where one is enough.
 
-    Forked ones share what is imported here. They end without unwinding what they inherit, so that none of them
+    Forked ones share what is imported here. They end without unwinding what they inherit, so none of them
     closes the parent's database.
     """
     load_libraries()
