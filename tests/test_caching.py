@@ -13,9 +13,9 @@ from tiny_runs import assert_same, module_of, trained, trainer_of
 from lit_sd.adapters.full import Full
 from lit_sd.caching import connect, requests_of
 from lit_sd.data.cache import MemoryCache
+from lit_sd.data.caches.texts import TextCache
 from lit_sd.data.caption_rules import CaptionRule
 from lit_sd.data.datamodule import SDDataModule
-from lit_sd.data.text_cache import TextCache
 
 
 class TestEqual:

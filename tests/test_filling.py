@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
 
 from lit_sd.config import ConfigError
-from lit_sd.data.latent_shards import NAME
+from lit_sd.data.caches.latent_shards import NAME
 from lit_sd.filling import fill
 from lit_sd.run import prepare, train
 

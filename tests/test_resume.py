@@ -4,6 +4,8 @@ import pytest
 import torch
 from tiny_runs import Snapshots, assert_same, ema_of, images, module_of, saver_of, trainer_of, write_images
 
+from lit_sd.caching import connect
+
 
 class CutError(Exception):
     pass
@@ -36,7 +38,8 @@ def run(tmp_path, tiny_model):
             saver,
             **{"max_steps": 10, "checkpointing": True, **options},
         )
-        datamodule = images(root, batch_size=2, flip=True, **(data or {}))
+        datamodule = images(root, batch_size=2, flip=True, cache_dir=tmp_path / "cache", **(data or {}))
+        connect(datamodule, module, trainer)
         if cut is None:
             trainer.fit(module, datamodule, ckpt_path=ckpt)
         else:
@@ -56,7 +59,8 @@ CASES = {
     "accumulating": {"accumulate_grad_batches": 2},
     "validating": {"data": {"val_share": 0.2}, "val_check_interval": 2},
     "epochs": {"max_steps": -1, "max_epochs": 4},
-    "cached": {"task": {"cache_mb": 16, "caption_dropout": 0.5}},
+    "cached": {"data": {"cache": "memory", "cache_mb": 16}, "task": {"caption_dropout": 0.5}},
+    "on disk": {"data": {"cache": "disk"}, "task": {"caption_dropout": 0.5}},
     "clipped": {"gradient_clip_val": 0.01, "accumulate_grad_batches": 3},
 }
 

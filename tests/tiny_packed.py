@@ -5,9 +5,9 @@ import io
 import numpy as np
 from PIL import Image
 
-from lit_sd.data import lmdb_file, lmdb_writer
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.lmdb import LmdbWriter
+from lit_sd.data.packed import lmdb_file, lmdb_writer
 from lit_sd.data.source import Record
 
 SHAPES = [(8, 6), (5, 9), (7, 7)]

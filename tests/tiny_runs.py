@@ -158,5 +158,5 @@ class Snapshots(lightning.Callback):
             "weights": trained(pl_module),
             "optimizer": copy.deepcopy(trainer.optimizers[0].state_dict()),
             "rng": torch.get_rng_state(),
-            "pixels": batch["pixels"].clone(),
+            "seen": batch["pixels" if "pixels" in batch else "moments"].clone(),
         }

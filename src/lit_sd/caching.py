@@ -11,14 +11,14 @@ from lightning import Trainer
 from torch import Tensor
 
 from lit_sd.data.cache import MemoryCache, Moments
-from lit_sd.data.cache_filling import fill_latents
+from lit_sd.data.caches.filling import fill_latents
+from lit_sd.data.caches.latent_cache import LatentCache, Request
+from lit_sd.data.caches.latent_shards import import_latent_shards
+from lit_sd.data.caches.latents import Recipe
+from lit_sd.data.caches.texts import TextCache, texts_of
 from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.examples import to_floats
-from lit_sd.data.latent_cache import LatentCache, Request
-from lit_sd.data.latent_shards import import_latent_shards
-from lit_sd.data.latents import Recipe
 from lit_sd.data.source import Source
-from lit_sd.data.text_cache import TextCache, texts_of
 from lit_sd.models.encoders import text_identity, vae_identity
 from lit_sd.models.families import TEXT_ENCODERS
 from lit_sd.models.stable_diffusion import StableDiffusion

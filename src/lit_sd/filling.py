@@ -13,8 +13,8 @@ from omegaconf import DictConfig, open_dict
 from lit_sd.caching import requests_of
 from lit_sd.command_line import check_command_line
 from lit_sd.config import ConfigError
-from lit_sd.data.latent_cache import LatentCache
-from lit_sd.data.latent_shards import write_latent_shards
+from lit_sd.data.caches.latent_cache import LatentCache
+from lit_sd.data.caches.latent_shards import write_latent_shards
 from lit_sd.places import conf_folder
 from lit_sd.processes import own_ranks
 from lit_sd.run import Run, prepare
@@ -55,7 +55,7 @@ def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:
 
     Args:
         cfg: composed from `train.py`'s own overrides; `data.cache` counts as disk.
-        shards: a folder to come, for the latents as tar shards; see `lit_sd.data.latent_shards`.
+        shards: a folder to come, for the latents as tar shards; see `lit_sd.data.caches.latent_shards`.
 
     Returns:
         What was done, in lines; they are printed too.

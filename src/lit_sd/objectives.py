@@ -156,13 +156,13 @@ class Objective:
         return masked_mean(error, mask) * self.weighting(schedule.snr(t), prediction).to(error)
 
 
-def masked_mean(error: Float[Tensor, "b *latents"], mask: Tensor | None) -> Float[Tensor, " b"]:
+def masked_mean(error: Float[Tensor, "b ..."], mask: Tensor | None) -> Float[Tensor, " b"]:
     """Mean of each sample's error, weighted by its mask where there is one; a mask in pixels is averaged over
     each latent's area.
     """
     if mask is None:
         return error.flatten(1).mean(1)
-    mask = adaptive_avg_pool2d(mask.to(error), error.shape[-2:])
+    mask = adaptive_avg_pool2d(mask.to(error), (error.shape[-2], error.shape[-1]))
     total = mask.flatten(1).sum(1) * error.shape[1]
     return (error * mask).flatten(1).sum(1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 

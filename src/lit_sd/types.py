@@ -17,7 +17,7 @@ Timesteps = Int[Tensor, " b"]
 
 class Sample(TypedDict):
     """One training example, before batching. Pixels are as they were decoded, 0 to 255. From a cache, the
-    moments of its latents come instead, and a mask of their size; see `lit_sd.data.latents.Found`.
+    moments of its latents come instead, and a mask of their size; see `lit_sd.data.caches.latents.Found`.
     """
 
     id: str
@@ -35,12 +35,13 @@ class Sample(TypedDict):
 class Batch(TypedDict):
     """What the DataModule yields, once it is on its device.
 
-    `pixels` lie in [-1, 1]. `weight` is `w[source] / n_in_batch`, where n counts the examples of the pool that
-    the source belongs to, so that `(loss * weight).sum()` is the mean of each pool times its weight. Sizes and
-    crops are (height, width) and (top, left) in pixels of the scaled image, as SDXL's `time_ids` want them.
-    `ids` name the examples, for error messages and for seeds that belong to an image. `mask` is how much each
-    pixel or latent counts, 0 to 1. `control` lies in [0, 1], as ControlNets of diffusers want it. In place of
-    `pixels` a cache gives `moments`: mean and standard deviation of the VAE's posterior, in its own scale.
+    `pixels` lie in [-1, 1]. `weight` is `w[source] / n_in_batch`, where n counts the examples of the pool
+    that the source belongs to, so that `(loss * weight).sum()` is the mean of each pool times its weight.
+    Sizes and crops are (height, width) and (top, left) in pixels of the scaled image, as SDXL's `time_ids`
+    want them. `ids` name the examples, for error messages and for seeds that belong to an image. `mask` is
+    how much each pixel or latent counts, 0 to 1. `control` lies in [0, 1], as ControlNets of diffusers want
+    it. In place of `pixels` a cache gives `moments`: mean and standard deviation of the VAE's posterior, in
+    its own scale.
     """
 
     ids: list[str]

@@ -62,7 +62,8 @@ def test_the_nearest_shape_is_that_of_a_plain_search(height, width):
 def test_the_largest_resolution_is_taken_that_needs_no_upscaling():
     """At 1024 in 64s, 2:1 is 1408x704; at 512 it is 704x320 (2.2) or 640x384 (1.67): 2 is nearer to 2.2."""
     buckets = Buckets([512, 1024], 64, 2.5)
-    assert assigned(buckets, (1024, 1024), (1023, 2000), (700, 700)) == [(1024, 1024), (704, 1408), (512, 512)]
+    assert assigned(buckets, (1024, 1024), (1023, 2000)) == [(1024, 1024), (704, 1408)]
+    assert assigned(buckets, (700, 700)) == [(512, 512)]
     assert assigned(buckets, (1400, 704), (1408, 704)) == [(704, 320), (1408, 704)]
     assert assigned(buckets, (100, 100)) == [(512, 512)]  # nothing else is left
 

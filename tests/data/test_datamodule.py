@@ -17,8 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 from tiny_runs import shipped
 
-from lit_sd.data.class_images import PriorSource
 from lit_sd.data.builders import folder
+from lit_sd.data.class_images import PriorSource
 from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.folder import FolderSource
 

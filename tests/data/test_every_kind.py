@@ -206,9 +206,7 @@ def test_one_shard_serves_more_workers_and_ranks_than_there_are_shards(packed, t
 def test_length_is_defined_once(packed, workers, world_size):
     """F14: len(loader) is what comes, equal on each rank, whatever the workers do; 23 // (2 * ranks)."""
     for rank in range(world_size):
-        data = data_of(
-            source_of("webdataset", packed), buckets=False, num_workers=workers, shuffle_shards=1
-        )
+        data = data_of(source_of("webdataset", packed), buckets=False, num_workers=workers, shuffle_shards=1)
         data.check()
         sampler = data.batch_sampler(rank, world_size)
         loader = load_batches(

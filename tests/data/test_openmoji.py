@@ -39,12 +39,12 @@ def test_photographs_are_seeded_crops_without_the_cat(tmp_path):
     source = Photographs(40, 16, tmp_path / "a", seed=1)
     assert len(source) == 40
     assert not [i for i in source.ids() if "chelsea" in i or "cat" in i]
-    image, caption = source.load(1)
+    image, caption = source.load(1).image, source.load(1).captions[0].text
     assert image.size == (16, 16)
     assert caption == "a photo of a cup of coffee"
-    again = Photographs(40, 16, tmp_path / "b", seed=1).load(1)[0]
+    again = Photographs(40, 16, tmp_path / "b", seed=1).load(1).image
     assert image.tobytes() == again.tobytes()
-    assert image.tobytes() != Photographs(40, 16, tmp_path / "c", seed=2).load(1)[0].tobytes()
+    assert image.tobytes() != Photographs(40, 16, tmp_path / "c", seed=2).load(1).image.tobytes()
 
 
 @pytest.mark.parametrize("package", ["resvg-py", "scikit-image"])
@@ -66,8 +66,8 @@ def test_pictures_of_another_version_are_drawn_anew(tmp_path, monkeypatch, packa
     monkeypatch.setattr(openmoji, "named_emoji", lambda: dict(reversed(emoji.items())))
     assert files_after_a_check().count("openmoji-8") == 2 + (drawn == "openmoji-8")
     heart = OpenMoji("train", 8, tmp_path).load(0)
-    assert heart[1] == "red heart"
-    assert heart[0].tobytes() == openmoji.draw("2764", 8).tobytes()
+    assert heart.captions[0].text == "red heart"
+    assert heart.image.tobytes() == openmoji.draw("2764", 8).tobytes()
 
 
 def test_the_pictures_origins_stand_beside_them(tmp_path):
@@ -94,4 +94,4 @@ def test_sources_travel_to_workers_without_their_pictures(tmp_path):
     source = Photographs(20, 16, tmp_path)
     source.check()
     assert len(pickle.dumps(source)) < 1000
-    assert pickle.loads(pickle.dumps(source)).load(3)[0].tobytes() == source.load(3)[0].tobytes()
+    assert pickle.loads(pickle.dumps(source)).load(3).image.tobytes() == source.load(3).image.tobytes()

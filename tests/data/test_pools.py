@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sized_source import SizedSource
 
 from lit_sd.data.batching import MixedBatchSampler
 from lit_sd.data.buckets import Buckets
 from lit_sd.data.pools import Pool
-from sized_source import SizedSource
 
 SQUARE = (16, 16)
 
@@ -107,7 +107,7 @@ def test_each_shape_has_its_own_sequence():
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_every_id_once_on_any_number_of_ranks(world_size, batch, sharded):
-    """3 shards x 7 over ranks: equal numbers of batches, no image twice, what is left over less than a step."""
+    """3 shards x 7 over ranks: equal numbers of batches, no image twice, less than a step left over."""
     source = many(shards=3) if sharded else SizedSource(21)
     make = lambda rank: MixedBatchSampler(  # noqa: E731
         [pool(source, quota=batch, shuffle_shards=1)], rank=rank, world_size=world_size
@@ -122,16 +122,14 @@ def test_a_rank_reads_few_shards_at_a_time():
     """40 shards over 4 ranks, two at a time: ten for each rank, and in a stretch of two shards' length
     three at the most, for the windows of the ranks need not begin where a rank does."""
     samplers = [
-        MixedBatchSampler(
-            [pool(many(shards=40, each=8), quota=4, shuffle_shards=2)], rank=rank, world_size=4
-        )
+        MixedBatchSampler([pool(many(shards=40, each=8), quota=4, shuffle_shards=2)], rank=rank, world_size=4)
         for rank in range(4)
     ]
     read = [[draw.image // 8 for batch in sampler for draw in batch] for sampler in samplers]
     assert [len(set(shards)) for shards in read] == [10] * 4
     assert len(set().union(*read)) == 40
     for shards in read:
-        assert max(len(set(shards[at : at + 16])) for at in range(0, 65)) <= 4
+        assert max(len(set(shards[at : at + 16])) for at in range(65)) <= 4
 
 
 def test_a_step_has_one_shape_on_all_ranks():

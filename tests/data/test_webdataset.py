@@ -15,7 +15,7 @@ from tiny_shards import encoded, img2dataset_shard, jpeg, picture, png
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sd.data.caption_rules import Caption
-from lit_sd.data.shard_files import ShardFiles
+from lit_sd.data.shards.files import ShardFiles
 from lit_sd.data.source import Record, content_digest
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 
@@ -86,8 +86,8 @@ def test_a_packed_digest_is_known_without_the_image(packed, three, monkeypatch):
 
 def test_what_was_packed_may_be_copied_and_made_read_only(packed, tmp_path, monkeypatch):
     shutil.copytree(packed, tmp_path / "copy", copy_function=shutil.copyfile)  # with new times
-    monkeypatch.setattr("lit_sd.data.shard_store.index_shard", lambda *_: pytest.fail("indexed again"))
-    monkeypatch.setattr("lit_sd.data.shard_store.write_aside", lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr("lit_sd.data.shards.store.index_shard", lambda *_: pytest.fail("indexed again"))
+    monkeypatch.setattr("lit_sd.data.shards.store.write_aside", lambda *_: pytest.fail("wrote"))
     assert [record.id for record in map(ShardSource(tmp_path / "copy").record, range(3))] == [
         "cats/a.JPEG",
         "b.png",

@@ -1,15 +1,15 @@
 """Which examples make a batch.
 
 An epoch is a fixed sequence of steps, a function of (seed, epoch) alone. Each step takes a fixed quota from
-every pool of sources, on every rank. The pool that lasts longest drives the epoch: it goes on until that pool
-has made all its whole steps, and the others start over, reshuffled, as often as needed. The first pool decides
-the shapes where there are buckets; images of the others are cropped to the shape of their batch. Draws that
-don't fill a step are left out, other ones each epoch, or filled up with `fill`.
+every pool of sources, on every rank. The pool that lasts longest drives the epoch: it goes on until that
+pool has made all its whole steps, and the others start over, reshuffled, as often as needed. The first pool
+decides the shapes where there are buckets; images of the others are cropped to the shape of their batch.
+Draws that don't fill a step are left out, other ones each epoch, or filled up with `fill`.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,34 +35,11 @@ class Draw(NamedTuple):
     padding: bool = False
 
 
-def share_batch(batch_size: int, shares: Mapping[str, int | float]) -> dict[str, int]:
-    """Parts of a batch in proportion to `shares`, by largest remainder, at least one for each; earlier ones
-    win ties.
-
-    Raises:
-        ValueError: the batch is smaller than the number of sources, or a share isn't positive.
-    """
-    if batch_size < len(shares):
-        raise ValueError(
-            f"data.batch_size={batch_size} can't hold one image from each of the {len(shares)} sources "
-            f"({', '.join(shares)}); set data.batch_size={len(shares)} or more"
-        )
-    if any(not share > 0 for share in shares.values()):
-        raise ValueError(f"data.shares={dict(shares)}: expected positive numbers")
-    total, spare = sum(shares.values()), batch_size - len(shares)
-    exact = {name: batch_size * share / total for name, share in shares.items()}
-    parts = dict.fromkeys(shares, 1)
-    for _ in range(spare):
-        neediest = max(parts, key=lambda name: round(exact[name] - parts[name], 9))
-        parts[neediest] += 1
-    return parts
-
-
 class MixedBatchSampler(Sampler[list[Draw]]):
     """One rank's share of each step of an epoch, from every pool; see the module's text.
 
-    Where sources are read shard by shard, each rank goes through a stretch of the epoch's draws of its own, so
-    that it reads few shards at a time; else a step's draws lie side by side.
+    Where sources are read shard by shard, each rank goes through a stretch of the epoch's draws of its own,
+    so that it reads few shards at a time; else a step's draws lie side by side.
 
     Attributes:
         start: asked by `iter` for (epoch, batches of it to leave out).

@@ -110,6 +110,15 @@ class Buckets:
         return np.maximum(inside // self.step * self.step, self.step)
 
 
+def buckets_of(
+    resolutions: Sequence[int], wanted: bool, step: int, max_ratio: int | float, upscale: bool
+) -> Buckets | None:
+    """The rule for `data.buckets`, and for several resolutions without it: squares; None for one square."""
+    if not wanted and len(resolutions) == 1:
+        return None
+    return Buckets(resolutions, step, max_ratio, upscale) if wanted else Buckets(resolutions, 8, 1)
+
+
 def nearest_shapes(ratios: Float[np.ndarray, " n"], shapes: Sequence[Size]) -> Int[np.ndarray, "n 2"]:
     """For each log of height over width, the shape whose own is nearest; of equally near ones the first of
     the list.

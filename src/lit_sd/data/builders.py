@@ -10,11 +10,12 @@ from typing import Any
 from lit_sd.data.caption_rules import CaptionRule
 from lit_sd.data.captions import BadCaptions, CaptionLines
 from lit_sd.data.class_images import class_images_of
-from lit_sd.data.datamodule import POOL, SDDataModule
+from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.folder import BadFiles, FolderSource, MissingCaptions
 from lit_sd.data.hub import HubSource
 from lit_sd.data.lmdb import LmdbSource
-from lit_sd.data.packing import MissingCaptions as PackedMissingCaptions
+from lit_sd.data.packed.packing import MissingCaptions as PackedMissingCaptions
+from lit_sd.data.shares import POOL
 from lit_sd.data.source import Source
 from lit_sd.data.webdataset import ShardSource
 
@@ -75,8 +76,13 @@ def folder(
         alpha_mask=alpha_mask,
         rule=rule,
     )
-    partners = {"mask_root": mask_root, "control_root": control_root}
-    images = read(root, repeats=repeats, repeat_folders=repeat_folders, **partners)
+    images = read(
+        root,
+        repeats=repeats,
+        repeat_folders=repeat_folders,
+        mask_root=mask_root,
+        control_root=control_root,
+    )
     val = held_out(read, val_root)
     if not prior_weight:
         return SDDataModule(beside(POOL, images, sources), val=val, **options)
@@ -122,6 +128,7 @@ def webdataset(
     *,
     prompt: str | None,
     caption_key: str | None,
+    image_ext: str | None,
     storage_options: Mapping[str, Any],
     cache_gb: int | float,
     verify: bool,
@@ -141,6 +148,7 @@ def webdataset(
         ShardSource,
         prompt=prompt,
         caption_key=caption_key,
+        image_ext=image_ext,
         storage_options=storage_options,
         cache_dir=cache_dir,
         cache_gb=cache_gb,

@@ -8,23 +8,22 @@ from typing import Any
 
 import lightning as L
 
-from lit_sd.data.batching import MixedBatchSampler, OrderedBatchSampler, held_out, share_batch
-from lit_sd.data.buckets import Buckets
-from lit_sd.data.cache_choice import CacheChoice, CacheMode
+from lit_sd.data.batching import MixedBatchSampler, OrderedBatchSampler, held_out
+from lit_sd.data.buckets import buckets_of
+from lit_sd.data.caches.choice import CacheChoice, CacheMode
+from lit_sd.data.caches.latent_cache import LatentCache
+from lit_sd.data.caches.latents import CacheDtype
 from lit_sd.data.class_images import PriorRequest, PriorSource, refuse_shared_folders
 from lit_sd.data.examples import Examples, ResumableLoader, load_batches, to_floats
-from lit_sd.data.latent_cache import LatentCache
-from lit_sd.data.latents import CacheDtype
 from lit_sd.data.pools import Pool
 from lit_sd.data.position import Position, ranks_of
+from lit_sd.data.shares import pool_sources, share_batch
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Where
 from lit_sd.types import Batch
 
 log = logging.getLogger(__name__)
 
-POOL = "images"
-"""What the sources are called that a batch takes from as if they were one."""
 SHOWN_CAPTIONS = 10_000
 
 
@@ -101,7 +100,7 @@ class SDDataModule(L.LightningDataModule):
             crop: where images are cropped: random, center, or mask.
             prior_sampling: how class images are drawn (steps, guidance, …), for whoever draws them.
             cache: with what follows, what is kept of frozen encoders' outputs; see
-                `lit_sd.data.cache_choice.CacheChoice`. `lit_sd.caching` does what it says.
+                `lit_sd.data.caches.choice.CacheChoice`. `lit_sd.caching` does what it says.
 
         Raises:
             ValueError: an option is out of its range.
@@ -109,7 +108,7 @@ class SDDataModule(L.LightningDataModule):
         super().__init__()
         if resolution is None:
             raise ValueError(
-                "data.resolution is not set; `lit_sd.run` fills in the model's own, elsewhere give a value"
+                "data.resolution is not set; lit_sd.run fills in the model's, elsewhere give one"
             )
         self.sources, self.val, self.val_share = dict(sources), val, val_share
         for name, source in self.sources.items():
@@ -121,13 +120,10 @@ class SDDataModule(L.LightningDataModule):
         self.cache = CacheChoice(cache, cache_mb, cache_dir, cache_dtype, cache_batch, cache_texts)
         self.decoded_mb, self.seed, self.prior_sampling = decoded_mb, seed, dict(prior_sampling or {})
         self._check_options()
-        several = len(self.resolutions) > 1
-        self.buckets = None
-        if buckets or several:
-            ratio, step = (bucket_max_ratio, bucket_step) if buckets else (1.0, 8)
-            self.buckets = Buckets(self.resolutions, step, ratio, upscale or not buckets)
+        self.buckets = buckets_of(self.resolutions, buckets, bucket_step, bucket_max_ratio, upscale)
         self.pools = pool_sources(self.sources, shares)
         self.quotas = share_batch(batch_size, {name: (shares or {}).get(name, 1.0) for name in self.pools})
+        self._held: list[int] | None = None
         self._resume: dict[str, Any] | None = None
         self._position: Position | None = None
 
@@ -148,10 +144,8 @@ class SDDataModule(L.LightningDataModule):
             if side < 8 or side % 8:
                 raise ValueError(f"data.resolution={side}: expected a multiple of 8, the VAE's factor")
         if not 0 <= self.val_share < 1 or (self.val_share and self.val is not None):
-            raise ValueError(
-                f"data.val_share={self.val_share}: expected 0 or more and less than 1, and 0 with "
-                "data.val_root"
-            )
+            told = f"data.val_share={self.val_share}: expected 0 or more and less than 1"
+            raise ValueError(f"{told}, and 0 with data.val_root")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"data.flip={self.flip}: expected true, false or a probability")
         if self.shuffle_shards is not None and self.shuffle_shards < 1:
@@ -205,7 +199,9 @@ class SDDataModule(L.LightningDataModule):
         Raises:
             ValueError: nothing would be left to train on.
         """
-        return held_out(self._first().ids(), self.val_share, self.seed) if self.val_share else []
+        if self._held is None:
+            self._held = held_out(self._first().ids(), self.val_share, self.seed) if self.val_share else []
+        return self._held
 
     def batch_sampler(self, rank: int, world_size: int) -> MixedBatchSampler:
         """The order of training batches, for one rank.
@@ -244,10 +240,9 @@ class SDDataModule(L.LightningDataModule):
         self.check(world_size)
         if stage == "fit" and self.fill_cache is not None:
             self.latents = self.fill_cache()
-        if rank == 0:
-            for line in self.batch_sampler(0, world_size).report():
-                if "never trained on" in line:
-                    log.warning(line)
+        for line in self.batch_sampler(0, world_size).report() if rank == 0 else ():
+            if "never trained on" in line:
+                log.warning(line)
 
     def train_dataloader(self) -> ResumableLoader:
         """Training batches of this rank.
@@ -309,23 +304,3 @@ class SDDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the position for the next training loader."""
         self._resume = state_dict or None
-
-
-def pool_sources(
-    sources: Mapping[str, Source], shares: Mapping[str, int | float] | None
-) -> dict[str, list[str]]:
-    """Names of the sources by the pool that they belong to, the first source's pool first.
-
-    Raises:
-        ValueError: `shares` names what is no source.
-    """
-    if shares is None:
-        return {(POOL if len(sources) > 1 else next(iter(sources))): list(sources)}
-    if strangers := shares.keys() - sources.keys():
-        raise ValueError(f"data.shares names {sorted(strangers)}, the sources are {sorted(sources)}")
-    pools = {name: [name] for name in sources if name in shares}
-    if not pools:
-        raise ValueError("data.shares is empty; expected a share for each of some sources, or null")
-    first = next(iter(pools.values()))
-    first += [name for name in sources if name not in shares]
-    return pools

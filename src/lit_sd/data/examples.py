@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lit_sd.data.batching import Draw, MixedBatchSampler, OrderedBatchSampler
+from lit_sd.data.caches.latents import LatentReader, floats_of, one_everywhere
 from lit_sd.data.caption_rules import Caption
-from lit_sd.data.latents import LatentReader, floats_of, one_everywhere
 from lit_sd.data.pools import seeded
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import (
@@ -241,6 +241,8 @@ def load_batches(
     seed: int,
 ) -> ResumableLoader:
     """The loader of the sampler's batches; see `collate` for `weights` and `pools`."""
+    if examples.latents is not None:
+        num_workers = 0  # taking a batch of latents from a worker costs as much as reading it
     own_stream = torch.Generator().manual_seed(seed)  # else each epoch takes from the global one
     return ResumableLoader(
         examples,

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_sd.data.caption_rules import CaptionRule
+from lit_sd.data.caption_rules import Caption, CaptionRule
 from lit_sd.data.folder import BadFiles
 from lit_sd.data.hub_columns import Columns, datasets_library
 from lit_sd.data.hub_rows import LocalRows
 from lit_sd.data.hub_shards import StreamedRows
-from lit_sd.data.packing import Kept, MissingCaptions, Names, Policy
+from lit_sd.data.packed.packing import Kept, MissingCaptions, Names, Policy
 from lit_sd.data.source import Record, Source
 
 log = logging.getLogger(__name__)
@@ -264,6 +264,10 @@ class HubSource(Source):
         stored = (rows.captions(self._kept.position(index)) for index in range(end))
         every = (caption.text for own in stored for caption in self.policy.captions(own))
         return list(islice(every, SHOWN_CAPTIONS))
+
+    def captions_of(self, index: int) -> tuple[Caption, ...]:
+        """An example's captions, where its pixels aren't needed."""
+        return self.policy.captions(self._checked().captions(self._position(index)))
 
     def identity(self) -> str:
         """Tells whether it holds the same images in the same order, streamed or not: by their sizes, in

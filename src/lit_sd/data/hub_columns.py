@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from lit_sd.data.caption_rules import Caption
-from lit_sd.data.packing import measure
+from lit_sd.data.packed.packing import measure
 from lit_sd.data.source import Record
 from lit_sd.data.transforms import Size
 from lit_sd.spelling import nearest

@@ -20,8 +20,8 @@ from rich.progress import Progress
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.hub_columns import Columns, judge, number, rows_of
 from lit_sd.data.hub_rows import Facts
-from lit_sd.data.lmdb_file import DATA, MANIFEST, PARTIAL, LmdbFile, opened, read_manifest
-from lit_sd.data.lmdb_writer import LmdbWriter
+from lit_sd.data.packed.lmdb_file import DATA, MANIFEST, PARTIAL, LmdbFile, opened, read_manifest
+from lit_sd.data.packed.lmdb_writer import LmdbWriter
 from lit_sd.data.source import Record
 from lit_sd.data.transforms import Size
 

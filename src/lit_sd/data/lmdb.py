@@ -16,9 +16,9 @@ from rich.progress import track
 
 from lit_sd.data.caption_rules import Caption, CaptionRule
 from lit_sd.data.folder import BadFiles
-from lit_sd.data.lmdb_file import LmdbFile, opened, read_manifest
-from lit_sd.data.lmdb_writer import LmdbWriter
-from lit_sd.data.packing import Kept, MissingCaptions, Names, Policy, measure
+from lit_sd.data.packed.lmdb_file import LmdbFile, opened, read_manifest
+from lit_sd.data.packed.lmdb_writer import LmdbWriter
+from lit_sd.data.packed.packing import Kept, MissingCaptions, Names, Policy, measure
 from lit_sd.data.source import Record, Source
 
 __all__ = ["LmdbSource", "LmdbWriter"]
@@ -222,10 +222,11 @@ class LmdbSource(Source):
 
     def captions(self) -> list[str]:
         """The captions of all examples; of very many, the first 10,000."""
-        every = (caption.text for i in range(len(self)) for caption in self._captions_at(i))
+        every = (caption.text for i in range(len(self)) for caption in self.captions_of(i))
         return list(islice(every, SHOWN_CAPTIONS))
 
-    def _captions_at(self, index: int) -> tuple[Caption, ...]:
+    def captions_of(self, index: int) -> tuple[Caption, ...]:
+        """An example's captions, where its pixels aren't needed."""
         return self.policy.captions(self._rows.captions(self._position(index)))
 
     def identity(self) -> str:

@@ -131,7 +131,11 @@ class DrawnSource(Source):
     """A source whose pictures lie in a `PictureCache`, of `size` pixels a side."""
 
     size: int
-    _pictures: PictureCache
+
+    @property
+    @abstractmethod
+    def _pictures(self) -> PictureCache:
+        """Where its pictures lie."""
 
     @abstractmethod
     def row(self, index: int) -> int:

@@ -1,10 +1,10 @@
 """Sources that are drawn from as if they were one, by position in an endless sequence of draws.
 
 A pool's sequence for a shape is a function of (seed, epoch) and of how many images each part of each source
-holds, so any position of it can be told without what comes before. It goes through the pool in cycles; a cycle
-draws each image as often as its source repeats it, and is cut into windows. A window takes an equal share of
-every source: a turn through what is small, some parts (shards) of what is large. The parts come in a new order
-each turn, the draws of a part in a new order, and those of a window are mixed once more.
+holds, so any position of it can be told without what comes before. It goes through the pool in cycles; a
+cycle draws each image as often as its source repeats it, and is cut into windows. A window takes an equal
+share of every source: a turn through what is small, some parts (shards) of what is large. The parts come in
+a new order each turn, the draws of a part in a new order, and those of a window are mixed once more.
 """
 
 import hashlib

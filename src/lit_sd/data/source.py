@@ -27,7 +27,7 @@ class Record:
         image: the encoded image file.
         suffix: of the image's file, with its dot and in lower case, like ".jpg".
         captions: one or several; none is an image without caption.
-        mask: an encoded grey image of the same proportions: white counts in full in the loss, black not at all.
+        mask: an encoded grey image of the same proportions: white counts in the loss, black does not.
         control: an encoded image of the same proportions, for ControlNets.
         weight: how often a turn through its source draws it; 0.5 is every second turn.
         extra: what else is known of it, as plain values.
@@ -131,8 +131,8 @@ class Source(ABC):
 
         Args:
             index: of the example.
-            cover: the size that it will be scaled down to cover, so that a JPEG may be decoded at a fraction of
-                its own; None decodes all of it.
+            cover: the size that it will be scaled down to cover, so that a JPEG may be decoded at a fraction
+                of its own; None decodes all of it.
 
         Raises:
             OSError: it can't be read or decoded; the message names it.

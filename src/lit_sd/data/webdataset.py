@@ -18,16 +18,17 @@ from jaxtyping import Float, Int
 
 from lit_sd.data.caption_rules import Caption, CaptionRule
 from lit_sd.data.folder import BadFiles
-from lit_sd.data.packing import MissingCaptions, Names, Policy
-from lit_sd.data.remote import FetchedFiles, is_remote
-from lit_sd.data.shard_files import Recent, ShardFiles
-from lit_sd.data.shard_index import Entry, ShardIndex
-from lit_sd.data.shard_json import captions_of, extra_of, parse_json, weight_of
-from lit_sd.data.shard_list import Root, list_shards, shard_labels
-from lit_sd.data.shard_members import ROLES, Reading, name_of
-from lit_sd.data.shard_report import Shard, judge
-from lit_sd.data.shard_store import ShardIndexes
-from lit_sd.data.shard_writer import ShardWriter
+from lit_sd.data.packed.packing import MissingCaptions, Names, Policy
+from lit_sd.data.shards.files import Recent, ShardFiles
+from lit_sd.data.shards.index import Entry, ShardIndex
+from lit_sd.data.shards.members import ROLES, Reading, name_of
+from lit_sd.data.shards.remote import FetchedFiles, is_remote
+from lit_sd.data.shards.report import Shard, judge
+from lit_sd.data.shards.roots import Root, list_shards, shard_labels
+from lit_sd.data.shards.store import ShardIndexes
+from lit_sd.data.shards.texts import captions_of as stored_captions
+from lit_sd.data.shards.texts import extra_of, parse_json, weight_of
+from lit_sd.data.shards.writer import ShardWriter
 from lit_sd.data.source import Record, Source
 
 __all__ = ["ShardSource", "ShardWriter"]
@@ -39,7 +40,7 @@ CAPTIONS_TOLD = 10_000
 
 
 class ShardSource(Source):
-    """Images in `.tar` shards, with captions, masks and control images; see `lit_sd.data.shard_members` for
+    """Images in `.tar` shards, with captions, masks and control images; see `lit_sd.data.shards.members` for
     their layout.
     """
 
@@ -66,7 +67,7 @@ class ShardSource(Source):
     ) -> None:
         """
         Args:
-            root: the shards, as `lit_sd.data.shard_list.list_shards` takes them.
+            root: the shards, as `lit_sd.data.shards.roots.list_shards` takes them.
             name: what messages call this source.
             key: config key of `root`, for messages.
             weight: what this source's mean loss counts.
@@ -190,7 +191,7 @@ class ShardSource(Source):
         ident = self._name(shard, details, row)
         try:
             content = parse_json(files["json"]) if "json" in files else None
-            captions = captions_of(files.get("text"), content, self.reading.caption_key)
+            captions = stored_captions(files.get("text"), content, self.reading.caption_key)
             weight = weight_of(content)
         except ValueError as error:
             raise OSError(f"{self._labels[shard]}: {ident}: {error}") from error
@@ -219,16 +220,17 @@ class ShardSource(Source):
 
     def captions(self) -> list[str]:
         """The captions of all examples; of very many, the first 10,000."""
-        every = (caption.text for index in range(len(self)) for caption in self._captions_at(index))
+        every = (caption.text for index in range(len(self)) for caption in self.captions_of(index))
         return list(islice(every, CAPTIONS_TOLD))
 
-    def _captions_at(self, index: int) -> tuple[Caption, ...]:
+    def captions_of(self, index: int) -> tuple[Caption, ...]:
+        """An example's captions, where its pixels aren't needed."""
         if self.policy.one_for_all:
             return self.policy.captions(())
         shard, details, row = self._find(index)
         files = self._read(shard, details, row, ("text", "json"))
         content = parse_json(files["json"]) if "json" in files else None
-        return self.policy.captions(captions_of(files.get("text"), content, self.reading.caption_key))
+        return self.policy.captions(stored_captions(files.get("text"), content, self.reading.caption_key))
 
     def identity(self) -> str:
         """Tells whether it holds the same examples in the same order as when training began."""

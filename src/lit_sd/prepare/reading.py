@@ -137,7 +137,7 @@ TOLERANT: dict[str, Any] = {
 
 def _open_lmdb(data: str, options: dict[str, Any]) -> Input:
     from lit_sd.data.lmdb import LmdbSource
-    from lit_sd.data.lmdb_file import read_manifest
+    from lit_sd.data.packed.lmdb_file import read_manifest
 
     manifest = read_manifest(Path(data).expanduser().absolute())
     # One prompt for all is how a source is opened of which no example has a caption.
@@ -148,9 +148,9 @@ def _open_lmdb(data: str, options: dict[str, Any]) -> Input:
 
 
 def _open_shards(data: str, cache: Path, options: dict[str, Any]) -> Input:
-    from lit_sd.data.shard_files import ShardFiles
-    from lit_sd.data.shard_list import list_shards, shard_labels
-    from lit_sd.data.shard_store import ShardIndexes
+    from lit_sd.data.shards.files import ShardFiles
+    from lit_sd.data.shards.roots import list_shards, shard_labels
+    from lit_sd.data.shards.store import ShardIndexes
     from lit_sd.data.webdataset import ShardSource
 
     reader = bound(ShardSource, options)

@@ -23,7 +23,7 @@ KEPT = "FROM images WHERE key >= 0 AND key NOT IN (SELECT key FROM verdicts)"
 
 @runtime_checkable
 class Writer(Protocol):
-    """What packs examples; see `lit_sd.data.lmdb_writer.LmdbWriter`."""
+    """What packs examples; see `lit_sd.data.packed.lmdb_writer.LmdbWriter`."""
 
     @property
     def written(self) -> int: ...
@@ -39,11 +39,11 @@ def open_writer(form: Form, out: Path, resume: bool) -> Writer:
     """The writer of a form."""
     match form:
         case "lmdb":
-            from lit_sd.data.lmdb_writer import LmdbWriter
+            from lit_sd.data.packed.lmdb_writer import LmdbWriter
 
             return LmdbWriter(out, resume=resume)
         case "webdataset":
-            from lit_sd.data.shard_writer import ShardWriter
+            from lit_sd.data.shards.writer import ShardWriter
 
             return ShardWriter(out, resume=resume)
     from lit_sd.data.folder_writer import FolderWriter
