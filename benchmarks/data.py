@@ -14,19 +14,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from lit_sd.allocator import keep_freed_memory
 from lit_sd.data.batching import MixedBatchSampler
+from lit_sd.data.caption_rules import Caption
 from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.folder import FolderSource
 from lit_sd.data.folder_writer import FolderWriter
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
 from lit_sd.data.pools import Pool
 from lit_sd.data.source import Record, Source
-from lit_sd.data.transforms import cover_size, decode, scale_to
+from lit_sd.data.transforms import Size, cover_size, decode, scale_to
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 
 SIDE, BATCH = 512, 16
@@ -51,10 +54,8 @@ def pack(root: Path, count: int, height: int, width: int) -> dict[str, Source]:
         ShardWriter(root / "shards") as shards,
     ):
         for i in range(count):
-            data = photograph(i, height, width)
-            from lit_sd.data.caption_rules import Caption
-
-            record = Record(f"{i:06}.jpg", data, ".jpg", (Caption(f"picture number {i}"),))
+            caption = Caption(f"picture number {i}")
+            record = Record(f"{i:06}.jpg", photograph(i, height, width), ".jpg", (caption,))
             for writer in (folder, lmdb, shards):
                 writer.write(record, (height, width))
     return {
@@ -90,7 +91,7 @@ def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
         {source.name: source},
         batch_size=BATCH,
         resolution=SIDE,
-        flip=True,
+        flip=False,
         num_workers=workers,
         decoded_mb=0,
         seed=0,
@@ -102,7 +103,10 @@ def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
 
 
 def loading(args: argparse.Namespace) -> None:
-    """Images/s of each form, beside a loop that only decodes, scales and crops in as many processes."""
+    """Images/s of each form, beside a loop that only decodes, scales and crops in as many processes: an epoch
+    of the one, an epoch of the other, turn by turn; the ratio is the median of the turns' own.
+    """
+    keep_freed_memory()  # for the loop too
     with tempfile.TemporaryDirectory() as temporary:
         sources = pack(Path(temporary), args.images, args.height, args.width)
         paths = sorted((Path(temporary) / "folder").rglob("*.jpg"))
@@ -110,23 +114,27 @@ def loading(args: argparse.Namespace) -> None:
         print(f"{len(paths)} JPEGs of {args.height}x{args.width}, {size / 1024:.0f} KiB each, batch {BATCH}")
         print(f"{'':12}{'workers':>8}{'images/s':>10}{'decode only':>13}{'ratio':>7}")
         for workers in args.workers:
-            runs = {name: epochs(source, workers) for name, source in sources.items()}
-            rates: dict[str, list[float]] = {name: [] for name in (*runs, "limit")}
-            processes = max(1, workers)
-            with multiprocessing.get_context("fork").Pool(processes) as pool:
-                parts = [paths[i::processes] for i in range(processes)]
-                limit = (lambda: pool.map(decode_only, parts)) if workers else (lambda: decode_only(paths))
-                for turn in range(args.turns + 1):
-                    for name, run in runs.items():
-                        found = rate(len(paths), next(run))
-                        bound = rate(len(paths), limit)
-                        if turn:  # the first is for warming up
-                            rates[name].append(found)
-                            rates["limit"].append(bound)
-            bound = statistics.median(rates.pop("limit"))
-            for name, found in rates.items():
-                middle = statistics.median(found)
-                print(f"{name:12}{workers:8}{middle:10.1f}{bound:13.1f}{middle / bound:7.2f}")
+            for name, source in sources.items():
+                found, bounds = compare(source, paths, workers, args.turns)
+                ratio = statistics.median(a / b for a, b in zip(found, bounds, strict=True))
+                middle, bound = statistics.median(found), statistics.median(bounds)
+                print(f"{name:12}{workers:8}{middle:10.1f}{bound:13.1f}{ratio:7.2f}", flush=True)
+
+
+def compare(source: Source, paths: list[Path], workers: int, turns: int) -> tuple[list[float], list[float]]:
+    """Images/s of loading and of decoding only, by turns; the first one, for warming up, is left out."""
+    run, processes = epochs(source, workers), max(1, workers)
+    parts = [paths[i::processes] for i in range(processes)]
+    found, bounds = [], []
+    with multiprocessing.get_context("fork").Pool(processes, keep_freed_memory) as pool:
+        for _ in range(turns + 1):
+            found.append(rate(len(paths), next(run)))
+            bounds.append(
+                rate(len(paths), partial(pool.map, decode_only, parts))
+                if workers
+                else rate(len(paths), partial(decode_only, paths))
+            )
+    return found[1:], bounds[1:]
 
 
 def draft(args: argparse.Namespace) -> None:
@@ -134,20 +142,13 @@ def draft(args: argparse.Namespace) -> None:
     print(f"{'pixels':>12}{'whole/s':>10}{'scaled/s':>10}{'gain':>7}{'mean':>7}{'largest difference':>20}")
     for height, width in ((1200, 1600), (2400, 3200), (3000, 4000)):
         data = [photograph(i, height, width) for i in range(4)]
-        target = cover_size((height, width), (SIDE, SIDE))
         pixels: dict[bool, list[np.ndarray]] = {}
         rates: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(args.turns):
             for scaled in (True, False):
-                cover = (SIDE, SIDE) if scaled else None
-                made: list[np.ndarray] = []
-
-                def work(cover=cover, made=made) -> None:
-                    for encoded in data:
-                        made.append(np.asarray(scale_to(decode(encoded, "", cover).image, target)))
-
+                pixels[scaled] = []
+                work = partial(decode_all, data, (SIDE, SIDE), scaled, pixels[scaled])
                 rates[scaled].append(rate(len(data), work))
-                pixels[scaled] = made
         away = [
             np.abs(a.astype(int) - b.astype(int)) for a, b in zip(pixels[True], pixels[False], strict=True)
         ]
@@ -156,6 +157,13 @@ def draft(args: argparse.Namespace) -> None:
             f"{height}x{width:<7}{whole:10.1f}{scaled_rate:10.1f}{scaled_rate / whole:7.2f}"
             f"{np.mean([d.mean() for d in away]):7.2f}{max(d.max() for d in away):20}"
         )
+
+
+def decode_all(data: list[bytes], target: Size, scaled: bool, into: list[np.ndarray]) -> None:
+    """Decodes and scales images, `scaled` by decoding them at a fraction of their size."""
+    for encoded in data:
+        image = decode(encoded, "", target if scaled else None)
+        into.append(np.asarray(scale_to(image.image, cover_size(image.size, target))))
 
 
 class Counted(Source):
@@ -199,8 +207,8 @@ def planning(args: argparse.Namespace) -> None:
         slowest = max(slowest, time.perf_counter() - start)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
-        f"{args.shards:,} shards, {len(source):,} examples, {args.ranks} ranks, {len(sampler):,} steps an epoch; "
-        f"{args.tried} ranks tried, each from the middle of an epoch of its own"
+        f"{args.shards:,} shards, {len(source):,} examples, {args.ranks} ranks, {len(sampler):,} steps an "
+        f"epoch; {args.tried} ranks tried, each from the middle of an epoch of its own"
     )
     print(f"slowest: {slowest:.3f} s to the first batch; memory grew by {grown:.0f} MiB for all of them")
 
@@ -252,9 +260,9 @@ def main() -> None:
     for work in (loading, draft, planning, prepare):
         kind = kinds.add_parser(work.__name__, help=work.__doc__)
         kind.set_defaults(work=work)
-        kind.add_argument("--turns", type=int, default=5)
+        kind.add_argument("--turns", type=int, default=9)
         if work is loading:
-            kind.add_argument("--images", type=int, default=256)
+            kind.add_argument("--images", type=int, default=512)
             kind.add_argument("--height", type=int, default=512)
             kind.add_argument("--width", type=int, default=512)
             kind.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])

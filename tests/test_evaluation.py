@@ -10,7 +10,7 @@ from finished_run import composed, made_run, photos  # noqa: F401
 from PIL import Image
 
 from lit_sd import run
-from lit_sd.data.examples import to_floats
+from lit_sd.data.loading import to_floats
 from lit_sd.evaluation import draw_from_run, evaluate, slug, stems
 from lit_sd.run import make, rebuild
 from lit_sd.trainable import read_checkpoint

@@ -17,7 +17,7 @@ from lit_sd.data.caches.latent_shards import import_latent_shards
 from lit_sd.data.caches.latents import Recipe
 from lit_sd.data.caches.texts import TextCache, texts_of
 from lit_sd.data.datamodule import SDDataModule
-from lit_sd.data.examples import to_floats
+from lit_sd.data.loading import to_floats
 from lit_sd.data.source import Source
 from lit_sd.models.encoders import text_identity, vae_identity
 from lit_sd.models.families import TEXT_ENCODERS

@@ -10,8 +10,9 @@ from sized_source import SizedSource
 
 from lit_sd.data.batching import Draw, MixedBatchSampler, OrderedBatchSampler, held_out
 from lit_sd.data.buckets import Buckets
-from lit_sd.data.examples import Examples, collate, to_floats
+from lit_sd.data.examples import Examples
 from lit_sd.data.folder import FolderSource
+from lit_sd.data.loading import collate, to_floats
 from lit_sd.data.pools import Pool
 from lit_sd.data.shares import share_batch
 

@@ -13,10 +13,10 @@ from tiny_runs import FewWeights, Snapshots, assert_same, module_of, trainer_of
 
 from lit_sd.data.caption_rules import CaptionRule
 from lit_sd.data.datamodule import SDDataModule
-from lit_sd.data.examples import load_batches
 from lit_sd.data.folder import FolderSource
 from lit_sd.data.hub import HubSource
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
+from lit_sd.data.loading import load_batches
 from lit_sd.data.source import Source
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 

@@ -106,6 +106,10 @@ class MixedBatchSampler(Sampler[list[Draw]]):
         """Images of one step, over all ranks."""
         return sum(pool.quota for pool in self.pools) * self.world_size
 
+    def largest(self) -> tuple[int, Size]:
+        """Images of a batch, and the shape with most pixels that one may have."""
+        return self.step_size // self.world_size, max(self.pools[0].shapes, key=math.prod)
+
     def set_epoch(self, epoch: int, steps: int = 0) -> None:
         """Makes the next `iter` yield `epoch` without its first `steps` batches, unless `start` is set."""
         self._position = (epoch, steps)
@@ -259,6 +263,10 @@ class OrderedBatchSampler(Sampler[list[Draw]]):
 
     def __len__(self) -> int:
         return math.ceil(len(self.indexes) / (self.batch_size * self.world_size))
+
+    def largest(self) -> tuple[int, Size]:
+        """Images of a batch, and their shape."""
+        return self.batch_size, self.shape
 
     def __iter__(self) -> Iterator[list[Draw]]:
         each = math.ceil(len(self.indexes) / self.world_size)

@@ -14,7 +14,8 @@ from lit_sd.data.caches.choice import CacheChoice, CacheMode
 from lit_sd.data.caches.latent_cache import LatentCache
 from lit_sd.data.caches.latents import CacheDtype
 from lit_sd.data.class_images import PriorRequest, PriorSource, refuse_shared_folders
-from lit_sd.data.examples import Examples, ResumableLoader, load_batches, to_floats
+from lit_sd.data.examples import Examples
+from lit_sd.data.loading import ResumableLoader, load_batches, to_floats
 from lit_sd.data.pools import Pool
 from lit_sd.data.position import Position, ranks_of
 from lit_sd.data.shares import pool_sources, share_batch

@@ -1,18 +1,13 @@
-"""Examples by draw, batches of them, and the loader that makes these."""
+"""Examples by draw."""
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from lit_sd.data.batching import Draw, MixedBatchSampler, OrderedBatchSampler
-from lit_sd.data.caches.latents import LatentReader, floats_of, one_everywhere
+from lit_sd.data.batching import Draw
+from lit_sd.data.caches.latents import LatentReader
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.pools import seeded
 from lit_sd.data.source import Source
@@ -25,7 +20,7 @@ from lit_sd.data.transforms import (
     mask_box,
     scale_to,
 )
-from lit_sd.types import Batch, Sample
+from lit_sd.types import Sample
 
 
 class Scaled(NamedTuple):
@@ -149,107 +144,3 @@ class Examples(Dataset):
             self._room -= item.nbytes
             self._kept[key] = item
         return item
-
-
-def collate(
-    items: Sequence[tuple[Sample, bool]], weights: Mapping[str, float], pools: Mapping[str, str]
-) -> dict[str, Any]:
-    """A batch, its pixels as they were decoded; an example weighs its source's weight over the number of its
-    pool's examples in the batch, and padding 0.
-
-    Args:
-        items: examples, and whether each is padding.
-        weights: of the sources.
-        pools: name of the pool that each source belongs to.
-    """
-    samples = [sample for sample, _ in items]
-    counted = [pools[sample["source"]] for sample, padding in items if not padding]
-    weight = [
-        0.0 if padding else weights[sample["source"]] / counted.count(pools[sample["source"]])
-        for sample, padding in items
-    ]
-    shown = "moments" if "moments" in samples[0] else "pixels"
-    batch: dict[str, Any] = {
-        "ids": [sample["id"] for sample in samples],
-        "source": [sample["source"] for sample in samples],
-        shown: stack([sample[shown] for sample in samples]),  # type: ignore[literal-required]
-        "captions": [sample["caption"] for sample in samples],
-        "weight": torch.tensor(weight, dtype=torch.float32),
-        "original_size": torch.tensor([sample["original_size"] for sample in samples]),
-        "crop_top_left": torch.tensor([sample["crop_top_left"] for sample in samples]),
-        "target_size": torch.tensor([sample["target_size"] for sample in samples]),
-    }
-    masks = [sample["mask"] for sample in samples if "mask" in sample]
-    if masks:
-        whole = one_everywhere(masks[0])  # what has no mask counts in full
-        batch["mask"] = stack([sample.get("mask", whole) for sample in samples])
-    controls = [sample["control"] for sample in samples if "control" in sample]
-    if controls:
-        if len(controls) < len(samples):
-            without = next(sample["id"] for sample in samples if "control" not in sample)
-            raise ValueError(f"{without} has no control image, but others of its batch have; give all one")
-        batch["control"] = stack(controls)
-    return batch
-
-
-def stack(arrays: Sequence[np.ndarray]) -> Tensor:
-    """A tensor of equal arrays, in shared memory where a worker makes it, so that it is not copied again."""
-    shape = (len(arrays), *arrays[0].shape)
-    first = torch.from_numpy(np.empty(0, arrays[0].dtype))
-    if get_worker_info() is None:
-        out = torch.empty(shape, dtype=first.dtype)
-    else:
-        shared = first.untyped_storage()._new_shared(math.prod(shape) * first.element_size())
-        out = first.new_empty(0).set_(shared).view(first.dtype).reshape(shape)
-    np.stack(arrays, out=out.numpy())
-    return out
-
-
-def to_floats(batch: dict[str, Any]) -> Batch:
-    """The batch as `lit_sd.types.Batch` has it: `b h w c` in bytes becomes `b c h w` in floats, on the device
-    where the bytes are; and what came out of a cache becomes the floats that it stands for.
-    """
-    made = dict(batch)
-    for name in ("pixels", "mask", "control", "moments"):
-        if name in batch and batch[name].dtype == torch.uint8:
-            made[name] = batch[name].permute(0, 3, 1, 2).float().contiguous() / 255
-        elif name in batch:
-            made[name] = floats_of(batch[name])
-    if "pixels" in batch:
-        made["pixels"] = made["pixels"] * 2 - 1
-    return made  # type: ignore[return-value]
-
-
-class ResumableLoader(DataLoader):
-    """A loader whose position the DataModule keeps; this tells Lightning that it can resume."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: see `lit_sd.data.datamodule.SDDataModule.state_dict`."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to do: see `lit_sd.data.datamodule.SDDataModule.state_dict`."""
-
-
-def load_batches(
-    examples: Examples,
-    sampler: MixedBatchSampler | OrderedBatchSampler,
-    weights: Mapping[str, float],
-    pools: Mapping[str, str],
-    *,
-    num_workers: int,
-    seed: int,
-) -> ResumableLoader:
-    """The loader of the sampler's batches; see `collate` for `weights` and `pools`."""
-    if examples.latents is not None:
-        num_workers = 0  # taking a batch of latents from a worker costs as much as reading it
-    own_stream = torch.Generator().manual_seed(seed)  # else each epoch takes from the global one
-    return ResumableLoader(
-        examples,
-        batch_sampler=sampler,
-        collate_fn=partial(collate, weights=weights, pools=pools),
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
-        generator=own_stream,
-    )

@@ -19,7 +19,8 @@ from lit_sd.data.buckets import Buckets
 from lit_sd.data.caches.filling import fill_latents
 from lit_sd.data.caches.latent_cache import LatentCache, Request
 from lit_sd.data.caches.latents import Recipe
-from lit_sd.data.examples import Examples, collate, to_floats
+from lit_sd.data.examples import Examples
+from lit_sd.data.loading import collate, to_floats
 from lit_sd.together import Together
 
 SIZES = [(16, 16), (20, 16), (16, 40), (33, 17)]

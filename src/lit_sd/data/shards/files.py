@@ -55,10 +55,10 @@ class Recent(Generic[K, V]):
 
 
 class _Open:
-    """An open file, closed once nobody reads it any more."""
+    """An open file, closed once nobody reads it any more; `known` once an example was where it should be."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self.known = descriptor, False
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -113,9 +113,11 @@ class ShardFiles:
                 part = block[begin - low : begin - low + BLOCK + span.size]
             else:
                 part = os.pread(opened.descriptor, BLOCK + span.size, begin)
-            if len(part) != BLOCK + span.size or not _tells(part[:BLOCK], key, span.size):
+            whole = len(part) == BLOCK + span.size
+            if not whole or not (opened.known or _tells(part[:BLOCK], key, span.size)):
                 raise OSError(f"{shard}: {key} is no longer where it was indexed; {AGAIN}")
             found[role] = part[BLOCK:]
+        opened.known = True
         return found
 
 
