@@ -41,11 +41,16 @@ FACTORIES = (
 
 
 def foreign(config: Any) -> list[str]:
-    """What in a config of nested dicts and lists is not trusted: targets by name, and interpolations, which a
-    run's resolved config never holds and which could become a target once they are resolved.
+    """What in a config of nested dicts and lists is not trusted: targets by name; interpolations, which a run's
+    resolved config never holds and which could become a target once they are resolved; and shell commands.
     """
     found = {target for target in targets(config) if not is_trusted(target)}
-    return sorted(found | {text for text in texts(config) if "${" in text})
+    return sorted(found | {text for text in texts(config) if "${" in text or runs_a_command(text)})
+
+
+def runs_a_command(text: str) -> bool:
+    """Whether a text, as the root of shards, would start a program: `pipe:…`, also within a joined list."""
+    return any(part.strip().startswith("pipe:") for part in text.split("::"))
 
 
 def is_trusted(target: str) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -10,6 +11,7 @@ from lit_sd.data.batching import Draw
 from lit_sd.data.caches.latents import LatentReader
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.pools import seeded
+from lit_sd.data.slots import Slots
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import (
     Size,
@@ -66,9 +68,10 @@ class Examples(Dataset):
         crop: Where = "random",
         decoded_mb: int | float = 0,
         latents: LatentReader | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self.sources, self.seed, self.flip, self.crop = dict(sources), seed, flip, crop
-        self.latents = latents
+        self.latents, self.slots = latents, slots
         self._ids: dict[str, Sequence[str]] = {}
         self._room = int(decoded_mb * 2**20)
         self._kept: dict[tuple[str, int, int, int], Scaled] = {}
@@ -78,8 +81,17 @@ class Examples(Dataset):
 
     def __getitem__(self, draw: Draw) -> tuple[Sample, bool]:
         """The example, and whether it is padding."""
+        return self._cached([draw])[0] if self.latents is not None else self._decoded(draw)
+
+    def __getitems__(self, draws: Sequence[Draw]) -> list[tuple[Sample, bool]]:
+        """The examples of a batch, of one shape; their pixels lie side by side."""
         if self.latents is not None:
-            return self._cached([draw])[0]
+            return self._cached(draws)
+        shape = (len(draws), draws[0].height, draws[0].width, 3)
+        room = np.empty(shape, np.uint8) if self.slots is None else self.slots.room(shape)
+        return [self._decoded(draw, into) for draw, into in zip(draws, room, strict=True)]
+
+    def _decoded(self, draw: Draw, into: np.ndarray | None = None) -> tuple[Sample, bool]:
         scaled, source = self._scaled(draw), self.sources[draw.source]
         target = (draw.height, draw.width)
         rng = seeded(self.seed, draw.epoch, draw.source, 4, draw.image, draw.occurrence)
@@ -89,7 +101,7 @@ class Examples(Dataset):
         sample: Sample = {
             "id": self._id(draw),
             "source": draw.source,
-            "pixels": cut(scaled.image, target, crop),
+            "pixels": cut(scaled.image, target, crop, into),
             "caption": source.rule.draw(scaled.captions, rng),
             "original_size": scaled.size,
             "crop_top_left": (crop.top, crop.left),
@@ -100,10 +112,6 @@ class Examples(Dataset):
         if scaled.control is not None:
             sample["control"] = cut(scaled.control, target, crop)
         return sample, draw.padding
-
-    def __getitems__(self, draws: Sequence[Draw]) -> list[tuple[Sample, bool]]:
-        """The examples of a batch, of one shape."""
-        return [self[draw] for draw in draws] if self.latents is None else self._cached(draws)
 
     def _cached(self, draws: Sequence[Draw]) -> list[tuple[Sample, bool]]:
         assert self.latents is not None

@@ -16,9 +16,6 @@ from lit_sd.data.examples import Examples
 from lit_sd.data.slots import AHEAD, Slots
 from lit_sd.types import Batch, Sample
 
-CHANNELS = 3 + 1 + 3
-"""Of an example with mask and control image."""
-
 
 def collate(
     items: Sequence[tuple[Sample, bool]],
@@ -33,7 +30,7 @@ def collate(
         items: examples, and whether each is padding.
         weights: of the sources.
         pools: name of the pool that each source belongs to.
-        slots: where a worker puts pixels.
+        slots: where a worker may have put their pixels.
 
     Raises:
         ValueError: some of the examples have a control image, others have none.
@@ -54,9 +51,11 @@ def collate(
         "target_size": torch.tensor([sample["target_size"] for sample in samples]),
     }
     arrays = arrays_of(samples)
-    placed = None if slots is None else slots.put(arrays)
-    if placed is not None:
-        return {**batch, "placed": placed}
+    if slots is not None and "pixels" in arrays:
+        placed = slots.placed(arrays["pixels"][0])
+        if placed is not None:
+            batch["placed"] = placed
+            del arrays["pixels"]
     return batch | {name: stack(parts) for name, parts in arrays.items()}
 
 
@@ -76,8 +75,12 @@ def arrays_of(samples: Sequence[Sample]) -> dict[str, list[np.ndarray]]:
 
 
 def stack(arrays: Sequence[np.ndarray]) -> Tensor:
-    """A tensor of equal arrays."""
-    return torch.from_numpy(np.stack(arrays))
+    """A tensor of equal arrays; of those that lie side by side no copy is made."""
+    whole = arrays[0].base
+    shape = (len(arrays), *arrays[0].shape)
+    if whole is None or whole.shape != shape or not all(array.base is whole for array in arrays):
+        whole = np.stack(arrays)
+    return torch.from_numpy(whole)
 
 
 def to_floats(batch: dict[str, Any]) -> Batch:
@@ -99,9 +102,11 @@ class ResumableLoader(DataLoader):
     """A loader whose position the DataModule keeps; this tells Lightning that it can resume."""
 
     def __iter__(self) -> Any:
-        batches, collate_fn = super().__iter__(), self.collate_fn
-        slots = collate_fn.keywords.get("slots") if isinstance(collate_fn, partial) else None
-        return batches if slots is None else map(partial(slots.take, pin=self.pin_memory), batches)
+        slots = getattr(self.dataset, "slots", None)
+        if slots is None:
+            return super().__iter__()
+        slots.begin()
+        return map(partial(slots.take, pin=self.pin_memory), super().__iter__())
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: see `lit_sd.data.datamodule.SDDataModule.state_dict`."""
@@ -123,16 +128,15 @@ def load_batches(
     """The loader of the sampler's batches; see `collate` for `weights` and `pools`."""
     if examples.latents is not None:
         num_workers = 0  # taking a batch of latents from a worker costs as much as reading it
-    slots = None
     if num_workers:
         images, (height, width) = sampler.largest()
-        slots = Slots(num_workers, images * height * width * CHANNELS)
+        examples.slots = Slots.where_they_fit(num_workers, images * height * width * 3)
     keep_freed_memory()
     own_stream = torch.Generator().manual_seed(seed)  # else each epoch takes from the global one
     return ResumableLoader(
         examples,
         batch_sampler=sampler,
-        collate_fn=partial(collate, weights=weights, pools=pools, slots=slots),
+        collate_fn=partial(collate, weights=weights, pools=pools, slots=examples.slots),
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
         prefetch_factor=AHEAD if num_workers else None,
