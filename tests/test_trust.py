@@ -65,3 +65,16 @@ def test_interpolations_are_foreign_wherever_they_stand() -> None:
         "os.system",
     ]
     assert foreign({"_target_": "torch.optim.AdamW", "lr": 0.1}) == []
+
+
+@pytest.mark.parametrize("root", ["pipe:touch x", ["a.tar", "pipe:touch x"], "a.tar::pipe:touch x"])
+def test_a_checkpoint_may_not_run_a_command(root) -> None:
+    config = {"data": {"_target_": "lit_sd.data.builders.webdataset", "root": root}}
+    assert len(foreign(config)) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["shards.writer.ShardWriter", "packed.lmdb_writer.LmdbWriter", "folder_writer.FolderWriter"]
+)
+def test_what_writes_is_not_trusted(name: str) -> None:
+    assert not is_trusted(f"lit_sd.data.{name}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch.distributed as dist
 from PIL import Image
@@ -157,7 +158,7 @@ def _make(
 
 
 def _write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    aside = path.with_name(f".prior-{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".prior-{path.name}.{uuid4().hex}.tmp")
     write(aside)
     os.replace(aside, path)
 

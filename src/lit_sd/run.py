@@ -106,7 +106,8 @@ def prepare_process() -> None:
 
 def build(cfg: DictConfig) -> Run:
     """Objects from a settled config: the model last, since what is wrong elsewhere should be told before."""
-    chelsea.write_if_default(OmegaConf.select(cfg, "data.root"), launch_folder())
+    if isinstance(root := OmegaConf.select(cfg, "data.root"), str):
+        chelsea.write_if_default(root, launch_folder())
     datamodule = make(cfg.data)
     if hasattr(datamodule, "check"):
         datamodule.check()
@@ -236,7 +237,7 @@ def held_out(data: DictConfig, asked_for: bool) -> LightningDataModule | None:
         asked_for: whether the user named other data; then that they are not there is an error.
     """
     root, val_root = data.get("root"), data.get("val_root")
-    if val_root and root and not Path(root).exists():
+    if val_root and isinstance(root, str) and "://" not in root and not Path(root).exists():
         data = OmegaConf.merge(data, {"root": val_root})  # type: ignore[assignment]
     try:
         datamodule = make(data)

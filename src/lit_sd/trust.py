@@ -12,7 +12,14 @@ from lit_sd.sources import follow
 CLASSES = (
     "lit_sd.adapters",
     "lit_sd.callbacks",
-    "lit_sd.data",
+    "lit_sd.data.caption_rules",
+    "lit_sd.data.class_images",
+    "lit_sd.data.datamodule",
+    "lit_sd.data.folder",
+    "lit_sd.data.hub",
+    "lit_sd.data.lmdb",
+    "lit_sd.data.openmoji",
+    "lit_sd.data.webdataset",
     "lit_sd.models",
     "lit_sd.module",
     "lit_sd.objectives",
@@ -41,8 +48,9 @@ FACTORIES = (
 
 
 def foreign(config: Any) -> list[str]:
-    """What in a config of nested dicts and lists is not trusted: targets by name; interpolations, which a run's
-    resolved config never holds and which could become a target once they are resolved; and shell commands.
+    """What in a config of nested dicts and lists is not trusted: targets by name; interpolations, which a
+    run's resolved config never holds and which could become a target once they are resolved; and commands for
+    the shell.
     """
     found = {target for target in targets(config) if not is_trusted(target)}
     return sorted(found | {text for text in texts(config) if "${" in text or runs_a_command(text)})

@@ -128,7 +128,7 @@ TAGS = CaptionRule(shuffle_tags=True, keep_tags=1, tag_dropout=0.3)
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_every_kind_gives_the_same_batches_in_the_same_order(packed, kind):
-    options = {"shuffle_shards": None, "epoch": 2}
+    options = {"shuffle_shards": None if kind == "streamed" else 8, "epoch": 2}  # 8 is what ships
     expected = batches(source_of("folder", packed, rule=TAGS, repeats=2), **options)
     assert len(expected) == 8 + 15  # of 8 and 15 pictures, twice, in steps of 2
     assert batches(source_of(kind, packed, rule=TAGS, repeats=2), **options) == expected

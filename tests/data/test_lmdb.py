@@ -100,6 +100,7 @@ def test_ranges_reach_over_chunks(tmp_path, short_chunks):
 def test_many_examples_are_blocks_of_a_million(packed, monkeypatch):
     assert lmdb.BLOCK == 1_000_000
     monkeypatch.setattr(lmdb, "BLOCK", 3)
+    monkeypatch.setattr(lmdb, "PART", 3)
     assert LmdbSource(packed).blocks().tolist() == [0, 3, 6, 7]
 
 

@@ -171,3 +171,63 @@ def test_other_images_have_another_fingerprint():
     }
     assert len(prints) == 6
     assert pool(SizedSource(5)).fingerprint() in prints
+
+
+def test_weights_of_small_parts_add_up():
+    """200 parts of one image each, of weight 0.5: 100 draws a turn, not none."""
+    halves = SizedSource(200, starts=range(200), weights=[0.5] * 200)
+    assert pool(halves, shuffle_shards=3).cycle == {SQUARE: 100}
+    more = SizedSource(400, starts=range(400), weights=[1.4] * 400)
+    assert pool(more, shuffle_shards=3).cycle == {SQUARE: 560}
+
+
+def test_parts_without_images_of_a_shape_are_passed_over():
+    """Four shards, squares and oblong ones by turns, with weights, in one window."""
+    sizes = ([(16, 16)] * 3 + [(24, 8)] * 3) * 2
+    source = SizedSource(sizes, starts=range(0, 12, 3), weights=[2.0] * 12)
+    some = pool(source, buckets=Buckets([16], 8, 4), shuffle_shards=4)
+    for shape in ((16, 16), (24, 8)):
+        turns = Counter(image for _, image, _ in drawn(some, 0, 12, shape=shape))
+        assert set(turns.values()) == {2}
+        assert {sizes[image] for image in turns} == {shape}
+
+
+def test_a_shape_whose_weights_come_to_nothing_is_reported():
+    source = SizedSource([(16, 16)] * 4 + [(24, 8)], weights=[1, 1, 1, 1, 0.4])
+    sampler = MixedBatchSampler([pool(source, quota=2, buckets=Buckets([16], 8, 4))])
+    assert "bucket 24x8: 1 images, 0 draws = 0 steps of 2; never trained on: images4" in "\n".join(
+        sampler.report()
+    )
+
+
+def test_a_first_pool_without_draws_is_refused():
+    with pytest.raises(ValueError, match="not one training step"):
+        MixedBatchSampler([pool(SizedSource(1, weights=[0.2])), pool(SizedSource(5, name="b"))])
+
+
+def test_draws_left_over_are_told():
+    """7 images in steps of 4."""
+    report = MixedBatchSampler([pool(SizedSource(7), quota=4)]).report()
+    assert "3 draws are left over after the last step, other ones each epoch" in report
+
+
+def test_a_first_pool_that_starts_over_leaves_no_image_out():
+    """40 images in 4 shards on 4 ranks, beside a pool of 60: 60 draws of the 40, so each once or twice."""
+    lead = lambda: pool(many(shards=4, each=10), shuffle_shards=1)  # noqa: E731
+    other = lambda: Pool("other", [SizedSource(60, name="other")], 1, square=SQUARE)  # noqa: E731
+    turns = Counter(
+        draw.image
+        for rank in range(4)
+        for batch in MixedBatchSampler([lead(), other()], rank=rank, world_size=4)
+        for draw in batch
+        if draw.source == "shards"
+    )
+    assert len(turns) == 40
+    assert max(turns.values()) == 2
+
+
+def test_moved_weights_and_shapes_have_another_fingerprint():
+    weights = {pool(SizedSource(4, weights=w)).fingerprint() for w in ([2, 1, 1, 0], [0, 1, 1, 2])}
+    shapes = [[(16, 16), (24, 8)], [(24, 8), (16, 16)]]
+    buckets = Buckets([16], 8, 4)
+    assert len(weights | {pool(SizedSource(s), buckets=buckets).fingerprint() for s in shapes}) == 4

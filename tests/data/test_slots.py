@@ -5,13 +5,13 @@ import gc
 import numpy as np
 import pytest
 import torch
+from sized_source import SizedSource
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sd.data.batching import Draw, OrderedBatchSampler
 from lit_sd.data.examples import Examples
 from lit_sd.data.loading import ResumableLoader, load_batches
 from lit_sd.data.slots import SLOTS, Placed, Slots
-from sized_source import SizedSource
 
 COUNT = 48
 

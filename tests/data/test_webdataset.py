@@ -14,10 +14,18 @@ from PIL import Image
 from tiny_shards import encoded, img2dataset_shard, jpeg, picture, png
 from torch.utils.data import DataLoader, Dataset
 
+from lit_sd.data import webdataset as shards_module
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.shards.files import ShardFiles
 from lit_sd.data.source import Record, content_digest
 from lit_sd.data.webdataset import ShardSource, ShardWriter
+
+
+@pytest.fixture(autouse=True)
+def shard_by_shard(monkeypatch):
+    """Small sets are shuffled as one; here as large ones are."""
+    monkeypatch.setattr(shards_module, "WHOLE", 0)
+
 
 webdataset = pytest.importorskip("webdataset", reason="shards are webdataset's")
 
@@ -337,3 +345,14 @@ def test_we_read_what_webdataset_wrote(tmp_path, one_by_one):
         assert source.record(i).extra["sha256"] == "0"
     urls = [str(path) for path in sorted(tmp_path.glob("*.tar"))]
     assert [sample["jpg"] for sample in webdataset_of(urls)] == [source.record(i).image for i in range(5)]
+
+
+def test_shards_on_this_machine_are_shuffled_as_one_up_to_a_million(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    with ShardWriter(tmp_path / "out", shard_size=2) as writer:
+        for i in range(5):
+            writer.write(Record(f"{i}.png", png(i), ".png", (Caption("x"),)), (8, 8))
+    source = ShardSource(str(tmp_path / "out"))
+    assert source.blocks().tolist() == [0, 5]
+    monkeypatch.setattr(shards_module, "WHOLE", 4)
+    assert source.blocks().tolist() == [0, 2, 4, 5]

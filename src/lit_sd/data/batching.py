@@ -71,7 +71,7 @@ class MixedBatchSampler(Sampler[list[Draw]]):
         self.start: Callable[[], tuple[int, int]] = lambda: self._position
         self._position = (0, 0)
         self._steps = max(sum(self._by_shape(pool).values()) for pool in self.pools)
-        if not self._steps:
+        if not self._steps or not self.pools[0].shapes:
             raise ValueError(self._too_few())
         self._cycles = 1
         while sum(self._by_shape(self.pools[0], self._cycles).values()) < self._steps:
@@ -123,8 +123,9 @@ class MixedBatchSampler(Sampler[list[Draw]]):
 
     def _batches(self, epoch: int, skip: int) -> Iterator[list[Draw]]:
         lead, shapes = self.pools[0], self.pools[0].shapes
-        made = self._by_shape(lead, self._cycles)
         numbers, places = self._schedule(epoch)
+        # Of each shape, as many as the epoch goes on for: so that no lane's tail is left out.
+        made = dict(zip(shapes, np.bincount(numbers, minlength=len(shapes)).tolist(), strict=True))
         for step in range(skip, self._steps):
             shape = shapes[numbers[step]]
             chunks = [self._mine(lead, epoch, shape, int(places[step]), made[shape])]
@@ -173,9 +174,10 @@ class MixedBatchSampler(Sampler[list[Draw]]):
 
     def _bucket_lines(self, cycles: int) -> list[str]:
         lead, size = self.pools[0], self.pools[0].quota * self.world_size
-        if len(lead.shapes) < 2:
-            return []
-        return [
+        if len(lead.shapes) + len(lead.undrawn) < 2:
+            return self._left_over(lead, size)
+        undrawn = [bucket_line(s, lead.held(s), 0, 0, size, lead.names(s)) for s in lead.undrawn]
+        return undrawn + [
             bucket_line(
                 shape,
                 lead.held(shape),
@@ -187,13 +189,21 @@ class MixedBatchSampler(Sampler[list[Draw]]):
             for shape, steps in self._by_shape(lead, cycles).items()
         ]
 
+    def _left_over(self, pool: Pool, size: int) -> list[str]:
+        """A line on draws that make no whole step, where there are no buckets to say it."""
+        spare = pool.draws * self._cycles % size if self._steps and len(self.pools) == 1 else 0
+        if not spare:
+            return []
+        told = f"{size - spare} further draws fill up" if self.fill else f"{spare} draws are left over after"
+        return [f"{told} the last step{'' if self.fill else ', other ones each epoch'}"]
+
     def _too_few(self) -> str:
         sums = [
             f"{pool.name}: {pool.images} images x {_times(pool)} = {pool.draws} draws an epoch, but a step "
             f"takes {pool.quota * self.world_size} ({pool.quota} in each batch x {self.world_size} ranks)"
             for pool in self.pools
         ]
-        buckets = self._bucket_lines(1)
+        buckets = self._bucket_lines(1) if len(self.pools[0].shapes) > 1 else []
         if buckets:
             remedy = (
                 "Each bucket has to fill its own steps: set a smaller data.batch_size, more data.repeats, "

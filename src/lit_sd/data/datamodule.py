@@ -17,7 +17,7 @@ from lit_sd.data.class_images import PriorRequest, PriorSource, refuse_shared_fo
 from lit_sd.data.examples import Examples
 from lit_sd.data.loading import ResumableLoader, load_batches, to_floats
 from lit_sd.data.pools import Pool
-from lit_sd.data.position import Position, ranks_of
+from lit_sd.data.position import Position, ranks_of, same_on_all_ranks
 from lit_sd.data.shares import pool_sources, share_batch
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Where
@@ -241,7 +241,9 @@ class SDDataModule(L.LightningDataModule):
         self.check(world_size)
         if stage == "fit" and self.fill_cache is not None:
             self.latents = self.fill_cache()
-        for line in self.batch_sampler(0, world_size).report() if rank == 0 else ():
+        sampler = self.batch_sampler(0, world_size)
+        same_on_all_ranks(sampler.fingerprint() | {"steps": len(sampler)}, world_size)
+        for line in sampler.report() if rank == 0 else ():
             if "never trained on" in line:
                 log.warning(line)
 

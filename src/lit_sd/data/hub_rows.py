@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -90,7 +91,7 @@ class Facts:
     def save(self, path: Path) -> None:
         """Writes them to a file, aside first."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.new")
+        aside = path.with_name(f"{path.name}.{uuid4().hex}.new")
         texts = json.dumps([list(self.faults.items()), self.names]).encode()
         with open(aside, "wb") as file:
             np.savez_compressed(

@@ -26,6 +26,8 @@ __all__ = ["LmdbSource", "LmdbWriter"]
 log = logging.getLogger(__name__)
 
 BLOCK = 1_000_000
+"""Examples that are shuffled as one; of more, parts of `PART` are."""
+PART = 2**15
 STEP = 1024
 SHOWN_CAPTIONS = 10_000
 
@@ -215,10 +217,11 @@ class LmdbSource(Source):
         return replace(record, captions=self.policy.captions(record.captions))
 
     def blocks(self) -> Int[np.ndarray, " b"]:
-        """One block up to a million examples; more are shuffled a million at a time, so that the plan of an
-        epoch stays small.
+        """One block up to `BLOCK` examples; more are shuffled by parts, so that the plan of an epoch stays
+        small.
         """
-        return np.append(np.arange(0, len(self), BLOCK), len(self))
+        part = BLOCK if len(self) <= BLOCK else PART
+        return np.append(np.arange(0, len(self), part), len(self))
 
     def captions(self) -> list[str]:
         """The captions of all examples; of very many, the first 10,000."""

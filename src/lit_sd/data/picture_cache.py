@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from PIL import Image
@@ -64,7 +64,7 @@ class PictureCache:
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.with_name("README.txt").write_text(self.notice, encoding="utf-8")
-            aside = self.path.with_name(f".{self.path.stem}.{os.getpid()}.npy")
+            aside = self.path.with_name(f".{self.path.stem}.{uuid4().hex}.npy")
             drawn = np.lib.format.open_memmap(aside, "w+", np.uint8, shape)
             for i, key in enumerate(self.keys):
                 drawn[i] = np.asarray(self.render(key))

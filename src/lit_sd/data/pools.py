@@ -22,7 +22,8 @@ from lit_sd.data.buckets import Buckets
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Size
 
-WINDOWS_KEPT = 64
+DRAWS_KEPT = 4_000_000
+"""Draws of windows that are kept to be drawn from again: some hundred MB."""
 
 
 def seeded(seed: int, epoch: int, name: str, *rest: int) -> np.random.Generator:
@@ -75,6 +76,7 @@ class Member:
         self.aside = np.asarray(aside, np.int64)
         self.starts = np.array([0, len(source)]) if whole else np.asarray(source.blocks(), np.int64)
         self.held: dict[Size, int] = {}
+        self._content = hashlib.sha256()
         self.draws = self._count()
         self._shapes_of = lru_cache(maxsize=64)(self._find_shapes)
         self._turn = lru_cache(maxsize=16)(self._order_of)
@@ -101,22 +103,34 @@ class Member:
             self.held = {self.square: len(self.source)}
             return {self.square: np.diff(self.starts)}
         found: dict[int, np.ndarray] = {}
+        exact: dict[int, float] = {}
         for block in range(blocks):
             codes, weights = self._codes(block)
+            self._content.update(codes.tobytes() + (b"" if weights is None else weights.tobytes()))
             for code in np.unique(codes[codes >= 0]).tolist():
                 here = codes == code
-                count = int(here.sum()) if weights is None else round(float(weights[here].sum()))
+                before = exact.get(code, 0.0)
+                exact[code] = before + (int(here.sum()) if weights is None else float(weights[here].sum()))
+                # Of the sums so far, not of each part: many small ones would otherwise round to nothing.
+                count = math.floor(exact[code] + 0.5) - math.floor(before + 0.5)
                 found.setdefault(code, np.zeros(blocks, np.int64))[block] = count
                 shape = (code >> 32, code & 0xFFFFFFFF)
                 self.held[shape] = self.held.get(shape, 0) + int(here.sum())
         return {(code >> 32, code & 0xFFFFFFFF): counts for code, counts in found.items()}
+
+    def fingerprint(self) -> str:
+        """Tells whether it holds the same images, of the same shapes and weights."""
+        source, content = self.source, self._content.copy()
+        content.update(repr((source.name, source.repeats, source.identity(), len(source))).encode())
+        content.update(self.starts.tobytes())
+        return content.hexdigest()
 
     def images(self, shape: Size) -> list[int]:
         """Its images of a shape, all of them."""
         code = shape[0] << 32 | shape[1]
         found = [
             int(self.starts[block]) + np.flatnonzero(self._codes(block)[0] == code)
-            for block in np.flatnonzero(self.draws.get(shape, np.zeros(0))).tolist()
+            for block in range(len(self.starts) - 1 if shape in self.draws else 0)
         ]
         return np.concatenate(found).tolist() if found else []
 
@@ -140,6 +154,8 @@ class Member:
             for place in range(first, last + 1):
                 block = int(order[place])
                 begin = int(ends[place]) - int(self.draws[shape][block])
+                if begin == int(ends[place]):
+                    continue
                 cell = self._cell(seed, epoch, turn, block, shape)
                 pieces.append(cell.at(slice(max(0, low - begin), high - begin)))
             start += high - low
@@ -171,7 +187,8 @@ class Pool:
     Attributes:
         name: what messages call it.
         quota: images in each batch, on each rank.
-        shapes: those that occur, in the order of `data.resolution` and the buckets.
+        undrawn: shapes whose images' weights come to no draw.
+        shapes: those that are drawn, in the order of `data.resolution` and the buckets.
         cycle: draws of a cycle, by shape.
 
     Args:
@@ -210,6 +227,7 @@ class Pool:
         own = sorted(found - set(known), reverse=True)
         self.shapes: list[Size] = [shape for shape in [*known, *own] if shape in found]
         self.cycle = {shape: sum(self._turns(m, shape) for m in self.members) for shape in self.shapes}
+        self.undrawn = [shape for shape in self.shapes if not self.cycle[shape]]
         self.shapes = [shape for shape in self.shapes if self.cycle[shape]]
         shards = [math.ceil((len(m.starts) - 1) / (shuffle_shards or 1)) for m in self.members]
         self.windows = max(n * m.source.repeats for n, m in zip(shards, self.members, strict=True))
@@ -264,18 +282,15 @@ class Pool:
         drawn = joined(pieces)
         rng = seeded(self.seed, epoch, self.name, 2, cycle, window, *shape)
         self._kept[key] = drawn = drawn.at(rng.permutation(len(drawn.image)))
-        if len(self._kept) > WINDOWS_KEPT:
+        while len(self._kept) > 2 and sum(len(some.image) for some in self._kept.values()) > DRAWS_KEPT:
             self._kept.popitem(last=False)
         return drawn
 
     def fingerprint(self) -> str:
         """Tells whether the same images would come in the same order."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(str(self.windows).encode())
         for member in self.members:
-            source = member.source
-            digest.update(repr((source.name, source.repeats, source.identity(), self.windows)).encode())
-            for shape in sorted(member.draws):
-                digest.update(repr(shape).encode() + member.draws[shape].tobytes())
+            digest.update(member.fingerprint().encode())
         return digest.hexdigest()[:16]
 
     @property

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from lit_sd.data.batching import MixedBatchSampler
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,28 @@ def ranks_of(trainer: Any) -> tuple[int, int]:
             "Lightning would replace the batch sampler by its own; set trainer.use_distributed_sampler=false"
         )
     return rank, world_size
+
+
+def same_on_all_ranks(plan: dict[str, Any], world_size: int) -> None:
+    """Makes sure that all ranks would train on the same batches: else they wait for one another for ever.
+
+    Args:
+        plan: what a rank goes by.
+        world_size: number of ranks.
+
+    Raises:
+        ValueError: another rank has another plan, such as from another copy of the data.
+    """
+    if world_size < 2 or not dist.is_initialized():
+        return
+    plans: list[Any] = [None] * world_size
+    dist.all_gather_object(plans, plan)
+    for rank, other in enumerate(plans):
+        if differing := [key for key in plan if other.get(key) != plan[key]]:
+            raise ValueError(
+                f"rank {rank} has other data than rank {dist.get_rank()}: {', '.join(differing)} differ; "
+                "give all ranks the same files, and mend those that can't be read rather than skip them"
+            )
 
 
 class Position:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 INDEXES_KEPT = 64
 CAPTIONS_TOLD = 10_000
+WHOLE = 1_000_000
+"""Examples of shards on this machine that are shuffled as one."""
 
 
 class ShardSource(Source):
@@ -163,8 +165,12 @@ class ShardSource(Source):
         return Names(len(self), self._id, self._ids)
 
     def blocks(self) -> Int[np.ndarray, " b"]:
-        """Where each shard begins, and the end; shards of which nothing is used are left out."""
+        """Where each shard begins, and the end; shards of which nothing is used are left out. Of shards on
+        this machine up to a million examples are one part: access to them is random, as to LMDB's.
+        """
         self.check()
+        if len(self) <= WHOLE and not any(map(is_remote, self._indexes.shards)):
+            return np.array([0, len(self)])
         return np.unique(self._starts)
 
     def sizes(self, start: int = 0, stop: int | None = None) -> Int[np.ndarray, "n 2"]:

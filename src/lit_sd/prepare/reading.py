@@ -2,6 +2,7 @@
 none of the others.
 """
 
+import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,10 @@ class SourceInput(Input):
         source: Source,
         left_out: list[tuple[str, str]] | None = None,
         complete: bool | None = None,
+        stamp: str = "",
     ) -> None:
         source.check()
+        self._stamp = stamp
         self.complete = complete
         self.kind, self.source, self.left_out = kind, source, left_out or []
         self.notes = list(source.notes)
@@ -36,7 +39,7 @@ class SourceInput(Input):
         return self._count + len(self.left_out)
 
     def fingerprint(self) -> str:
-        return f"{len(self)}-{self.source.identity()}"
+        return f"{len(self)}-{self.source.identity()}-{self._stamp}"
 
     def read(self, start: int, stop: int) -> Iterator[Record | Unreadable]:
         for index in range(start, stop):
@@ -47,6 +50,16 @@ class SourceInput(Input):
                 yield self.source.record(index)
             except (OSError, ValueError, KeyError) as error:
                 yield Unreadable(f"example {index}", str(error))
+
+
+def stamp_of(data: str) -> str:
+    """Tells whether files of packed data were written anew: their sizes and times; nothing of what is
+    elsewhere.
+    """
+    path = Path(data).expanduser()
+    files = sorted(path.glob("*")) if path.is_dir() else [path] if path.is_file() else []
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()[:12]
 
 
 def kind_of(data: str) -> Kind:
@@ -60,7 +73,7 @@ def kind_of(data: str) -> Kind:
     if path.is_dir():
         if path.name.endswith(".partial"):
             raise ValueError(f"{data} is half-written; run the packing again, it goes on where it stopped")
-        if any((path / name).is_file() for name in ("data.mdb", "manifest.json")):
+        if (path / "data.mdb").is_file():
             return "lmdb"
         tars = any(path.glob("*.tar")) or (path / "index.json").is_file()
         return "webdataset" if tars else "folder"
@@ -143,7 +156,10 @@ def _open_lmdb(data: str, options: dict[str, Any]) -> Input:
     # One prompt for all is how a source is opened of which no example has a caption.
     blank = {"prompt": ""} if manifest["uncaptioned"] == manifest["count"] else {}
     return SourceInput(
-        "lmdb", bound(LmdbSource, options)(data, **TOLERANT, **blank, **options), complete=True
+        "lmdb",
+        bound(LmdbSource, options)(data, **TOLERANT, **blank, **options),
+        complete=True,
+        stamp=stamp_of(data),
     )
 
 
@@ -173,7 +189,8 @@ def _open_shards(data: str, cache: Path, options: dict[str, Any]) -> Input:
             named = [(f"{label}/{key}", why) for key, why in indexes.load(number).faults.items()]
             rest = entry.bad - len(named)
             left_out += named + [(f"{label}/?{i}", "it can't be read") for i in range(rest)]
-    return SourceInput("webdataset", source, left_out, listed_complete(data, len(source) + len(left_out)))
+    complete = listed_complete(data, len(source) + len(left_out))
+    return SourceInput("webdataset", source, left_out, complete, stamp_of(data))
 
 
 def listed_complete(data: str, there: int) -> bool | None:

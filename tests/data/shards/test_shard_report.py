@@ -5,7 +5,15 @@ import json
 import pytest
 from tiny_shards import img2dataset_shard, jpeg, png, tar
 
+from lit_sd.data import webdataset as shards_module
 from lit_sd.data.webdataset import ShardSource
+
+
+@pytest.fixture(autouse=True)
+def shard_by_shard(monkeypatch):
+    """Small sets are shuffled as one; here as large ones are."""
+    monkeypatch.setattr(shards_module, "WHOLE", 0)
+
 
 IDS = [f"{shard:05d}/{10 * shard + i:09d}" for shard in range(3) for i in range(7)]
 

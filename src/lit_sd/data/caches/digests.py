@@ -2,7 +2,6 @@
 
 import hashlib
 import mmap
-import os
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -180,6 +179,6 @@ class Stamps:
         keys = np.ascontiguousarray(table[:, :16]).view(KEY)[:, 0]
         self._keys, first = np.unique(keys, return_index=True)
         self._table = table[first]
-        aside = self.path.with_name(f".{self.path.stem}.{os.getpid()}.npy")
+        aside = self.path.with_name(f".{self.path.stem}.{uuid4().hex}.npy")
         np.save(aside, self._table)
         aside.replace(self.path)

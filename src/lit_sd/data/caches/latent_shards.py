@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from safetensors import SafetensorError
@@ -110,7 +111,7 @@ def _write_shard(
         from webdataset import TarWriter
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("shards are written with webdataset: pip install 'lit-sd[data]'") from error
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")
     with aside.open("wb") as file:
         tar = TarWriter(
             file, user="lit-sd", group="lit-sd", mode=0o644, compress=False, encoder=False, mtime=0

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -213,7 +214,7 @@ class Parts:
         stem.parent.mkdir(exist_ok=True)
         stale = list(stem.parent.iterdir())
         for name, column in zip(("parts", "keys"), reversed(self._merged()), strict=True):
-            aside = stem.with_suffix(f".{os.getpid()}.tmp.npy")
+            aside = stem.with_suffix(f".{uuid4().hex}.tmp.npy")
             np.save(aside, column)
             aside.replace(stem.with_suffix(f".{name}.npy"))
         for path in stale:

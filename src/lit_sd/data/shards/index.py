@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -153,7 +154,7 @@ def index_shard(descriptor: int, reading: Reading) -> ShardIndex:
 def write_aside(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """A file that appears at once, however many processes write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with open(aside, "wb") as file:
             write(file)

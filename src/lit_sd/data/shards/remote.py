@@ -30,6 +30,10 @@ def local_path(url: str) -> Path:
     return Path(url.removeprefix("file://")).expanduser().absolute()
 
 
+_FETCHED = re.compile(r"[0-9a-f]{16}-.")
+"""How the names begin that `file_name` gives."""
+
+
 def file_name(url: str) -> str:
     """A name for the file that a URL or a command gives, which other ones do not get."""
     named = re.findall(r"[^\s/'\"?&=]+\.\w+", url.partition("?")[0]) or ["file"]
@@ -205,7 +209,7 @@ class FetchedFiles:
         with lock_in(self.folder, "room"):
             files = []
             for path in self.folder.iterdir():
-                if not path.name.startswith("."):
+                if _FETCHED.match(path.name) and path.is_file():  # others' files are left alone
                     stat = path.stat()
                     files.append((path == newest, stat.st_mtime_ns, stat.st_size, path))
             held = sum(size for _, _, size, _ in files)

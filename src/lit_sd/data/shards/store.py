@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 from lit_sd.data.shards.files import ShardFiles, modified
 from lit_sd.data.shards.index import (
@@ -245,7 +246,7 @@ def _parent_and_name(shard: str) -> tuple[str, str]:
 def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}"
+        probe = folder / f".{uuid4().hex}"
         probe.touch()
         probe.unlink()
     except OSError as error:
