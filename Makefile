@@ -7,13 +7,17 @@ INSTALL = $(BIN)/python -m pip install -c constraints.txt -e
 NEEDS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check format install clean help
+.PHONY: demo test oldest check format install clean help
 
 demo: $(VENV)/.demo ## teach the shipped model a cat, from five photos, in minutes on a CPU
 	$(BIN)/python train.py experiment=dreambooth_cat $(ARGS)
 
 test: $(VENV)/.dev ## run the tests; ARGS='tests/test_config.py -k nearest' for some
 	$(BIN)/python -m pytest $(ARGS)
+
+oldest: $(VENV)/.dev ## the tests of shards, on the oldest webdataset allowed
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target build/oldest webdataset==0.2.86
+	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/data/test_webdataset.py tests/data/shards
 
 check: $(VENV)/.dev ## lint, formatting and types
 	$(BIN)/ruff check .

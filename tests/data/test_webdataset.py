@@ -356,3 +356,13 @@ def test_shards_on_this_machine_are_shuffled_as_one_up_to_a_million(monkeypatch,
     assert source.blocks().tolist() == [0, 5]
     monkeypatch.setattr(shards_module, "WHOLE", 4)
     assert source.blocks().tolist() == [0, 2, 4, 5]
+
+
+def test_shards_packed_anew_have_their_new_index_also_with_a_cache_folder(tmp_path):
+    """The same size in bytes, other captions."""
+    for text in ("a", "b"):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        with ShardWriter(tmp_path / "out") as writer:
+            writer.write(Record("0.png", png(0), ".png", (Caption(text * (1 + 30 * (text == "b"))),)), (8, 8))
+        source = ShardSource(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+        assert source.record(0).captions[0].text[0] == text

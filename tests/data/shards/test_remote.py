@@ -227,3 +227,15 @@ def test_without_webdataset_commands_say_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "webdataset.gopen", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lit-sd\[data\]'"):
         fetch("pipe:cat x", tmp_path / "x")
+
+
+def test_files_that_were_not_fetched_are_left_alone(store, tmp_path):
+    store.files = {"/0.tar": bytes(400), "/1.tar": bytes(400)}
+    (tmp_path / "own.tar").write_bytes(bytes(4000))
+    (tmp_path / "shard-index").mkdir()
+    files = FetchedFiles(tmp_path, limit_gb=500 / 1e9)
+    for i in range(2):
+        os.close(files.open(f"{store.url}/{i}.tar"))
+    assert [files.path(f"{store.url}/{i}.tar").exists() for i in range(2)] == [False, True]
+    assert (tmp_path / "own.tar").exists()
+    assert (tmp_path / "shard-index").is_dir()

@@ -137,8 +137,11 @@ class ShardIndexes:
             parent, name = _parent_and_name(shard)
             if parent not in made:
                 origin = None if parent == "pipe:" else f"{parent}/{FOLDER}"
-                if cache_dir is None:
-                    made[parent] = IndexFolder(Path(parent, FOLDER), reading)
+                beside = Path(parent, FOLDER)
+                # Its copy would stay when the shards are packed anew.
+                there = not is_remote(shard) and beside.is_dir() and os.access(beside, os.W_OK)
+                if cache_dir is None or there:
+                    made[parent] = IndexFolder(beside, reading)
                 else:
                     folder = cache_dir / FOLDER / hashlib.sha256(parent.encode()).hexdigest()[:16]
                     made[parent] = IndexFolder(folder, reading, origin=origin, options=options)
