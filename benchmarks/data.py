@@ -1,4 +1,4 @@
-"""How fast data comes: `python benchmarks/data.py loading|latents|draft|planning|prepare`.
+"""How fast data comes: `python benchmarks/data.py loading|draft|planning|prepare`.
 
 Every figure is measured beside what it is compared with, in one run and by turns, since a machine's speed
 changes from minute to minute. Pictures are generated once, in a folder that is given back.
