@@ -18,18 +18,20 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
 from lit_sd.data.batching import MixedBatchSampler
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.datamodule import SDDataModule
+from lit_sd.data.decoding import decode
 from lit_sd.data.folder import FolderSource
 from lit_sd.data.folder_writer import FolderWriter
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
 from lit_sd.data.pools import Pool
 from lit_sd.data.source import Record, Source
-from lit_sd.data.transforms import Size, cover_size, decode, scale_to
+from lit_sd.data.transforms import Size, cover_size, scale_to
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 
 SIDE, BATCH = 512, 16
@@ -65,8 +67,8 @@ def pack(root: Path, count: int, height: int, width: int) -> dict[str, Source]:
     }
 
 
-def decode_only(paths: list[Path]) -> int:
-    """What no loader can do without: read, decode, scale, crop."""
+def with_pillow(paths: list[Path]) -> int:
+    """What scripts do without a loader: read, decode, scale, crop, all of it by Pillow."""
     for path in paths:
         with Image.open(io.BytesIO(path.read_bytes())) as image:
             rgb = image.convert("RGB")
@@ -75,6 +77,20 @@ def decode_only(paths: list[Path]) -> int:
                 rgb = rgb.resize((width, height), Image.Resampling.LANCZOS)
             top, left = (height - SIDE) // 2, (width - SIDE) // 2
             np.asarray(rgb.crop((left, top, left + SIDE, top + SIDE)))
+    return len(paths)
+
+
+def decode_only(paths: list[Path]) -> int:
+    """What no loader can do without: the same, where nothing is scaled by the quickest decoder there is."""
+    for path in paths:
+        data = path.read_bytes()
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if cover_size((height, width), (SIDE, SIDE)) == (height, width):
+            pixels = simplejpeg.decode_jpeg(data)
+            top, left = (height - SIDE) // 2, (width - SIDE) // 2
+            np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE])
+        else:
+            with_pillow([path])
     return len(paths)
 
 
@@ -103,38 +119,43 @@ def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
 
 
 def loading(args: argparse.Namespace) -> None:
-    """Images/s of each form, beside a loop that only decodes, scales and crops in as many processes: an epoch
-    of the one, an epoch of the other, turn by turn; the ratio is the median of the turns' own.
+    """Images/s of each form, beside loops that only decode, scale and crop in as many processes: an epoch of
+    the one, an epoch of the others, turn by turn; the ratios are the medians of the turns' own.
     """
-    keep_freed_memory()  # for the loop too
+    keep_freed_memory()  # for the loops too
     with tempfile.TemporaryDirectory() as temporary:
         sources = pack(Path(temporary), args.images, args.height, args.width)
         paths = sorted((Path(temporary) / "folder").rglob("*.jpg"))
         size = sum(path.stat().st_size for path in paths) / len(paths)
         print(f"{len(paths)} JPEGs of {args.height}x{args.width}, {size / 1024:.0f} KiB each, batch {BATCH}")
-        print(f"{'':12}{'workers':>8}{'images/s':>10}{'decode only':>13}{'ratio':>7}")
+        print(
+            f"{'':12}{'workers':>8}{'images/s':>10}{'decode only':>13}{'ratio':>7}{'Pillow':>9}{'ratio':>7}"
+        )
         for workers in args.workers:
             for name, source in sources.items():
-                found, bounds = compare(source, paths, workers, args.turns)
-                ratio = statistics.median(a / b for a, b in zip(found, bounds, strict=True))
-                middle, bound = statistics.median(found), statistics.median(bounds)
-                print(f"{name:12}{workers:8}{middle:10.1f}{bound:13.1f}{ratio:7.2f}", flush=True)
+                found, *bounds = compare(source, paths, workers, args.turns)
+                print(f"{name:12}{workers:8}{statistics.median(found):10.1f}", end="")
+                for width, bound in zip((13, 9), bounds, strict=True):
+                    ratio = statistics.median(a / b for a, b in zip(found, bound, strict=True))
+                    print(f"{statistics.median(bound):{width}.1f}{ratio:7.2f}", end="")
+                print(flush=True)
 
 
-def compare(source: Source, paths: list[Path], workers: int, turns: int) -> tuple[list[float], list[float]]:
-    """Images/s of loading and of decoding only, by turns; the first one, for warming up, is left out."""
+def compare(source: Source, paths: list[Path], workers: int, turns: int) -> list[list[float]]:
+    """Images/s of loading, of decoding only and of Pillow's decoding only, by turns; the first one, for
+    warming up, is left out.
+    """
     run, processes = epochs(source, workers), max(1, workers)
     parts = [paths[i::processes] for i in range(processes)]
-    found, bounds = [], []
+    found = []
     with multiprocessing.get_context("fork").Pool(processes, keep_freed_memory) as pool:
         for _ in range(turns + 1):
-            found.append(rate(len(paths), next(run)))
-            bounds.append(
-                rate(len(paths), partial(pool.map, decode_only, parts))
-                if workers
-                else rate(len(paths), partial(decode_only, paths))
-            )
-    return found[1:], bounds[1:]
+            turn = [rate(len(paths), next(run))]
+            for bound in (decode_only, with_pillow):
+                work = partial(pool.map, bound, parts) if workers else partial(bound, paths)
+                turn.append(rate(len(paths), work))
+            found.append(turn)
+    return [list(rates) for rates in zip(*found[1:], strict=True)]
 
 
 def draft(args: argparse.Namespace) -> None:

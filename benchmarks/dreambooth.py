@@ -66,7 +66,7 @@ def main() -> None:
     runs = {run.name: rebuild(run / "checkpoints" / "last.ckpt") for run in args.runs}
     cfg = next(iter(runs.values())).cfg
     source = FolderSource(cfg.data.root, prompt=cfg.data.prompt)
-    photos = [source.load(i)[0] for i in range(len(source))]
+    photos = [Image.fromarray(source.load(i).image) for i in range(len(source))]
     models = {"before": load(cfg.model.path)} | {name: found.module.model for name, found in runs.items()}
     rows: list[list[Image.Image]] = [
         [photo.resize((SIZE, SIZE), Image.Resampling.LANCZOS) for photo in photos]

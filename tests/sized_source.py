@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.source import Picture, Record, Source
+from lit_sd.data.transforms import cover_size
 
 
 class SizedSource(Source):
@@ -52,5 +52,6 @@ class SizedSource(Source):
 
     def load(self, index: int, cover: tuple[int, int] | None = None) -> Picture:
         height, width = self.all[index].tolist()
-        grey = Image.new("RGB", (width, height), (index % 256,) * 3)
+        shape = (height, width) if cover is None else cover_size((height, width), cover)
+        grey = np.full((*shape, 3), index % 256, np.uint8)
         return Picture(grey, (height, width), (Caption(f"number {index}"),))

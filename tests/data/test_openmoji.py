@@ -40,7 +40,7 @@ def test_photographs_are_seeded_crops_without_the_cat(tmp_path):
     assert len(source) == 40
     assert not [i for i in source.ids() if "chelsea" in i or "cat" in i]
     image, caption = source.load(1).image, source.load(1).captions[0].text
-    assert image.size == (16, 16)
+    assert image.shape == (16, 16, 3)
     assert caption == "a photo of a cup of coffee"
     again = Photographs(40, 16, tmp_path / "b", seed=1).load(1).image
     assert image.tobytes() == again.tobytes()

@@ -1,54 +1,17 @@
 """Examples by draw."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from torch.utils.data import Dataset
 
 from lit_sd.data.batching import Draw
 from lit_sd.data.caches.latents import LatentReader
-from lit_sd.data.caption_rules import Caption
 from lit_sd.data.pools import seeded
 from lit_sd.data.slots import Slots
-from lit_sd.data.source import Source
-from lit_sd.data.transforms import (
-    Size,
-    Where,
-    cover_size,
-    cut,
-    draw_crop,
-    mask_box,
-    scale_to,
-)
+from lit_sd.data.source import Picture, Source
+from lit_sd.data.transforms import Where, cut, draw_crop, mask_box
 from lit_sd.types import Sample
-
-
-class Scaled(NamedTuple):
-    """An example scaled to cover its shape; `size` is the whole image's."""
-
-    image: Image.Image
-    size: Size
-    captions: tuple[Caption, ...]
-    mask: Image.Image | None
-    control: Image.Image | None
-
-    @property
-    def nbytes(self) -> int:
-        """Of the pixels, as Pillow holds them: four bytes for RGB."""
-        pixels = self.image.width * self.image.height
-        return pixels * (4 + (self.mask is not None) + 4 * (self.control is not None))
-
-
-def scale_example(source: Source, index: int, target: Size) -> Scaled:
-    """An example scaled to cover a shape. Raises OSError where it can't be read; the message names it."""
-    picture = source.load(index, target)
-    cover = cover_size(picture.size, target)
-    mask, control = (
-        None if part is None else scale_to(part, cover) for part in (picture.mask, picture.control)
-    )
-    return Scaled(scale_to(picture.image, cover), picture.size, picture.captions, mask, control)
 
 
 class Examples(Dataset):
@@ -74,7 +37,7 @@ class Examples(Dataset):
         self.latents, self.slots = latents, slots
         self._ids: dict[str, Sequence[str]] = {}
         self._room = int(decoded_mb * 2**20)
-        self._kept: dict[tuple[str, int, int, int], Scaled] = {}
+        self._kept: dict[tuple[str, int, int, int], Picture] = {}
 
     def __len__(self) -> int:
         return sum(len(source) for source in self.sources.values())
@@ -92,12 +55,12 @@ class Examples(Dataset):
         return [self._decoded(draw, into) for draw, into in zip(draws, room, strict=True)]
 
     def _decoded(self, draw: Draw, into: np.ndarray | None = None) -> tuple[Sample, bool]:
-        scaled, source = self._scaled(draw), self.sources[draw.source]
+        scaled, source = self._loaded(draw), self.sources[draw.source]
         target = (draw.height, draw.width)
         rng = seeded(self.seed, draw.epoch, draw.source, 4, draw.image, draw.occurrence)
         box = mask_box(scaled.mask) if self.crop == "mask" and scaled.mask is not None else None
-        cover = (scaled.image.height, scaled.image.width)
-        crop = draw_crop(cover, target, rng, flip=self.flip, where=self.crop, box=box)
+        cover = scaled.image.shape
+        crop = draw_crop((cover[0], cover[1]), target, rng, flip=self.flip, where=self.crop, box=box)
         sample: Sample = {
             "id": self._id(draw),
             "source": draw.source,
@@ -142,12 +105,12 @@ class Examples(Dataset):
             self._ids[draw.source] = self.sources[draw.source].ids()
         return self._ids[draw.source][draw.image]
 
-    def _scaled(self, draw: Draw) -> Scaled:
+    def _loaded(self, draw: Draw) -> Picture:
         target = (draw.height, draw.width)
         key = (draw.source, draw.image, *target)
         if key in self._kept:
             return self._kept[key]
-        item = scale_example(self.sources[draw.source], draw.image, target)
+        item = self.sources[draw.source].load(draw.image, target)
         if item.nbytes <= self._room:
             self._room -= item.nbytes
             self._kept[key] = item

@@ -17,6 +17,7 @@ from lit_sd.data.captions import (
     Details,
     FolderTexts,
 )
+from lit_sd.data.decoding import ImageFacts
 from lit_sd.data.folder_files import (
     EXTENSIONS,
     Listing,
@@ -32,7 +33,6 @@ from lit_sd.data.folder_files import (
     repeat_by_folder,
 )
 from lit_sd.data.source import Record, Source
-from lit_sd.data.transforms import ImageFacts
 
 log = logging.getLogger(__name__)
 

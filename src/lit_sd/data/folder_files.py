@@ -20,7 +20,7 @@ from lit_sd.data.captions import (
     TABLES,
     Details,
 )
-from lit_sd.data.transforms import ImageFacts, inspect_image
+from lit_sd.data.decoding import ImageFacts, inspect_image
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}

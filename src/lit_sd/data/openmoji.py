@@ -19,7 +19,7 @@ from lit_sd.data.caption_rules import Caption
 from lit_sd.data.holdout import read_holdout
 from lit_sd.data.picture_cache import PictureCache, versions
 from lit_sd.data.source import Picture, Record, Source, content_digest
-from lit_sd.data.transforms import Size
+from lit_sd.data.transforms import Size, cover_size, pixels_of, scale_to
 
 PHOTOGRAPHS = {
     "astronaut": "a photo of an astronaut",
@@ -163,12 +163,19 @@ class DrawnSource(Source):
 
     def record(self, index: int) -> Record:
         png = io.BytesIO()
-        self.load(index).image.save(png, "PNG")
+        self.image(index).save(png, "PNG")
         return Record(self.ids()[index], png.getvalue(), ".png", (Caption(self.caption(index)),))
 
+    def image(self, index: int) -> Image.Image:
+        """An example's picture."""
+        return Image.fromarray(self._pictures.array[self.row(index)])
+
     def load(self, index: int, cover: Size | None = None) -> Picture:
-        image = Image.fromarray(self._pictures.array[self.row(index)])
-        return Picture(image, (self.size, self.size), (Caption(self.caption(index)),))
+        size = (self.size, self.size)
+        pixels = self._pictures.array[self.row(index)]
+        if cover is not None and (target := cover_size(size, cover)) != size:
+            pixels = pixels_of(scale_to(self.image(index), target))
+        return Picture(pixels, size, (Caption(self.caption(index)),))
 
     def digest(self, index: int) -> bytes:
         return content_digest(self._pictures.array[self.row(index)].tobytes())

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
-from PIL import Image
+from jaxtyping import Float, Int, UInt8
 
 from lit_sd.data.caption_rules import Caption, CaptionRule
-from lit_sd.data.transforms import Size, decode
+from lit_sd.data.decoding import decode, decode_scaled
+from lit_sd.data.transforms import Size, pixels_of, scale_to
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,18 @@ def content_digest(image: bytes, mask: bytes | None = None, control: bytes | Non
 
 
 class Picture(NamedTuple):
-    """An example decoded: upright RGB, where `size` may be larger than the image, if that was decoded at a
-    fraction of its size.
-    """
+    """An example decoded, upright, and scaled to cover a size; its own `size` is the whole image's."""
 
-    image: Image.Image
+    image: UInt8[np.ndarray, "h w 3"]
     size: Size
     captions: tuple[Caption, ...]
-    mask: Image.Image | None = None
-    control: Image.Image | None = None
+    mask: UInt8[np.ndarray, "h w 1"] | None = None
+    control: UInt8[np.ndarray, "h w 3"] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pixels."""
+        return sum(part.nbytes for part in (self.image, self.mask, self.control) if part is not None)
 
 
 class Source(ABC):
@@ -127,24 +130,22 @@ class Source(ABC):
         """
 
     def load(self, index: int, cover: Size | None = None) -> Picture:
-        """An example decoded.
-
-        Args:
-            index: of the example.
-            cover: the size that it will be scaled down to cover, so that a JPEG may be decoded at a fraction
-                of its own; None decodes all of it.
+        """An example decoded, and scaled to cover a size; None leaves it as large as it is.
 
         Raises:
             OSError: it can't be read or decoded; the message names it.
         """
         record = self.record(index)
         where = f"{self.name}: {record.id}"
-        image = decode(record.image, where, cover)
-        mask = None if record.mask is None else decode(record.mask, f"{where} (mask)").image.convert("L")
-        if mask is None and self.alpha_mask:
-            mask = image.alpha
+        image, size, alpha = decode_scaled(record.image, where, cover)
+        mask = alpha if self.alpha_mask else None
+        if record.mask is not None:
+            mask = decode(record.mask, f"{where} (mask)").image.convert("L")
         control = None if record.control is None else decode(record.control, f"{where} (control)").image
-        return Picture(image.image, image.size, record.captions, mask, control)
+        mask_pixels, control_pixels = (
+            None if part is None else pixels_of(scale_to(part, image.shape[:2])) for part in (mask, control)
+        )
+        return Picture(image, size, record.captions, mask_pixels, control_pixels)
 
     def blocks(self) -> Int[np.ndarray, " b"]:
         """Where the parts begin that are read together, and the end: one part, where access is random; a

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lit_sd.data.decoding import decode
 from lit_sd.data.source import Record, content_digest
-from lit_sd.data.transforms import decode
 from lit_sd.prepare.caption_text import caption_facts, ftfy, normalise, tokenizer, valid
 from lit_sd.prepare.database import printable
 from lit_sd.prepare.examples import Unreadable

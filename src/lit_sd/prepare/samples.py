@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from lit_sd.data.transforms import decode
+from lit_sd.data.decoding import decode
 from lit_sd.prepare.database import Database
 from lit_sd.prepare.examples import Input, Unreadable
 

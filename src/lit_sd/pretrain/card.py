@@ -126,7 +126,7 @@ def measure(folder: Path, cache: str, fid_images: int) -> tuple[dict[str, Any], 
     """
     model, features = load(str(folder)), ClipFeatures.from_folder(folder / "clip")
     held, train = OpenMoji("holdout", SIZE, cache), OpenMoji("train", SIZE, cache)
-    real = [held.load(i)[0] for i in range(len(held))]
+    real = [held.image(i) for i in range(len(held))]
     captions = held.captions()
     cat = cat_crops()
     figures: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def fid(model: StableDiffusion, features: ClipFeatures, train: OpenMoji, count: 
         )
         for some in batched(chosen, 50)
     )
-    real = (to_uint8([train.load(i)[0] for i in some]) for some in batched(range(len(train)), 50))
+    real = (to_uint8([train.image(i) for i in some]) for some in batched(range(len(train)), 50))
     return frechet_distance(features, real, drawn)
 
 

@@ -16,7 +16,6 @@ from lit_sd.data.caches.latent_cache import LatentCache, Request
 from lit_sd.data.caches.latents import KIND, Corner, Recipe, Variant, pack_moments
 from lit_sd.data.caches.progress import CacheProgress
 from lit_sd.data.caches.writer import PartWriter
-from lit_sd.data.examples import scale_example
 from lit_sd.data.transforms import Crop, cut, mask_box
 from lit_sd.together import Together
 
@@ -57,7 +56,7 @@ class _Pictures(Dataset):
             self.facts[number][row],
         )
         target = (int(table["shape"][0, 0]), int(table["shape"][0, 1]))
-        scaled = scale_example(source, row, target)
+        scaled = source.load(row, target)
         name = f"{source.name}: {source.ids()[row]}"
         if scaled.size != size:
             raise OSError(f"{name} was {size} a moment ago and is {scaled.size} now: files must not change")
@@ -72,7 +71,7 @@ class _Pictures(Dataset):
             variant = Variant(digest, size, target, flip, source.alpha_mask)
             crop = Crop(flip, *recipe.drawn_corner(variant, box))
             pixels, mask = (
-                None if part is None else torch.from_numpy(cut(part, target, crop).copy())
+                None if part is None else torch.from_numpy(cut(part, target, crop))
                 for part in (scaled.image, scaled.mask)
             )
             assert pixels is not None

@@ -17,9 +17,10 @@ from PIL import UnidentifiedImageError
 
 from lit_sd.data.buckets import listed
 from lit_sd.data.caption_rules import Caption
+from lit_sd.data.decoding import inspect_bytes
 from lit_sd.data.folder import BadFiles
 from lit_sd.data.source import Record
-from lit_sd.data.transforms import Size, inspect_bytes
+from lit_sd.data.transforms import Size
 
 MissingCaptions = Literal["error", "skip", "empty", "prompt"]
 PARTS = ("image", "mask", "control")

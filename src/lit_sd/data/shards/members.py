@@ -10,14 +10,14 @@ import os
 import re
 import tarfile
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
 from PIL import UnidentifiedImageError
 
+from lit_sd.data.decoding import ImageFacts, inspect_bytes
 from lit_sd.data.folder import EXTENSIONS
 from lit_sd.data.shards.texts import captions_of, is_ours, parse_json, weight_of
-from lit_sd.data.transforms import ImageFacts, inspect_bytes
 
 ROLES = ("image", "text", "json", "mask", "control")
 HEAD = 2**16
@@ -242,8 +242,9 @@ def _inspect(data: bytes, verify: bool, what: str = "") -> ImageFacts:
         raise ValueError(f"{what}{error or type(error).__name__}") from error
 
 
+@lru_cache(64)  # an example asks several times
 def name_of(path: str) -> tuple[str, str]:
     """(key, suffix with its dot in lower case) of an image's member."""
     split = split_name(path)
     assert split is not None
-    return split[0], PurePosixPath(path).suffix.lower()
+    return split[0], os.path.splitext(path)[1].lower()
