@@ -50,7 +50,7 @@ class SizedSource(Source):
     def record(self, index: int) -> Record:
         raise NotImplementedError
 
-    def load(self, index: int, cover: tuple[int, int] | None = None) -> Picture:
+    def load(self, index: int, cover: tuple[int, int] | None = None, into: object = None) -> Picture:
         height, width = self.all[index].tolist()
         shape = (height, width) if cover is None else cover_size((height, width), cover)
         grey = np.full((*shape, 3), index % 256, np.uint8)

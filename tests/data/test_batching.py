@@ -15,6 +15,7 @@ from lit_sd.data.folder import FolderSource
 from lit_sd.data.loading import collate, to_floats
 from lit_sd.data.pools import Pool
 from lit_sd.data.shares import share_batch
+from lit_sd.data.slots import Slots
 
 SQUARE = (16, 16)
 APART = {"instance": "instance", "prior": "prior"}
@@ -272,12 +273,33 @@ def test_a_draw_is_the_same_whoever_asks(source):
 def test_the_cache_keeps_to_its_room(source, monkeypatch):
     loads = Counter()
     load = source.load
-    monkeypatch.setattr(source, "load", lambda index, cover: (loads.update([index]), load(index, cover))[1])
-    examples = Examples({"a": source}, decoded_mb=2 * 16 * 32 * 4 / 2**20)  # room for two of three
+    monkeypatch.setattr(source, "load", lambda index, *how: (loads.update([index]), load(index, *how))[1])
+    examples = Examples({"a": source}, decoded_mb=2 * 16 * 32 * 3 / 2**20)  # room for two of three
     for _ in range(4):
         for index in range(3):
             examples[Draw("a", index, 0, 0, 16, 16)]
     assert loads == {0: 1, 1: 1, 2: 4}
+
+
+def test_a_kept_picture_does_not_lie_in_a_batch(tmp_path):
+    """JPEGs of the right size are decoded right into a batch, whose room the next batch takes."""
+    for i in range(4):
+        Image.new("RGB", (16, 16), (i * 60,) * 3).save(tmp_path / f"{i}.jpg")
+
+    class OneRoom(Slots):
+        def __init__(self) -> None: ...
+
+        def room(self, shape: tuple[int, ...]) -> np.ndarray:
+            return self.__dict__.setdefault("only", np.empty(shape, np.uint8))
+
+    source = FolderSource(tmp_path, prompt="x")
+    for room, kept in ((0, 0), (1, 4)):
+        examples = Examples({"a": source}, decoded_mb=room, slots=OneRoom())
+        for first in (0, 2, 0):
+            items = examples.__getitems__([Draw("a", first + i, 0, 0, 16, 16) for i in range(2)])
+            greys = [int(sample["pixels"].mean().round()) for sample, _ in items]
+            assert greys == [first * 60, first * 60 + 60]
+        assert len(examples._kept) == kept
 
 
 def test_weights_make_the_sum_a_mean_of_each_source(source):

@@ -204,11 +204,17 @@ def jpeg(image: Image.Image, **options) -> bytes:
 def test_a_jpeg_that_needs_no_scaling_has_the_pixels_that_pillow_gives(monkeypatch, size, options):
     data = jpeg(Image.open(io.BytesIO(photograph(size[1], size[0]))), **options)
     expected = np.asarray(Image.open(io.BytesIO(data)))
-    monkeypatch.setattr("lit_sd.data.decoding._decode", None)  # what scales isn't asked
+    monkeypatch.setattr("lit_sd.data.decoding._decode", None)  # Pillow isn't asked
     pixels, found, alpha = decode_scaled(data, "a.jpg", (size[0], size[1] // 2))
     assert found == size
     assert alpha is None
     assert np.array_equal(pixels, expected)
+    room = np.zeros((2, *size, 3), np.uint8)
+    assert decode_scaled(data, "a.jpg", size, room[1])[0].base is room
+    assert np.array_equal(room[1], expected)
+    assert not room[0].any()
+    assert np.array_equal(decode_scaled(data, "a.jpg", None, room[0, 1:])[0], expected)
+    assert not room[0].any()
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
@@ -218,10 +224,13 @@ def test_a_jpeg_without_three_colours_becomes_rgb(mode):
     assert np.array_equal(decode_scaled(data, "a.jpg", (32, 64))[0], expected)
 
 
-def test_a_turned_jpeg_of_the_right_size_is_turned():
+@pytest.mark.parametrize("how", ["exif", "xmp"])
+def test_a_turned_jpeg_of_the_right_size_is_turned(how):
     exif = Image.Exif()
     exif[0x0112] = 6
-    pixels, size, _ = decode_scaled(jpeg(halves(48, 48), exif=exif, quality=95), "a.jpg", (48, 48))
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    data = jpeg(halves(48, 48), quality=95, **{how: exif if how == "exif" else xmp})
+    pixels, size, _ = decode_scaled(data, "a.jpg", (48, 48))
     assert size == (48, 48)
     assert near(pixels[4, 40], RED)
     assert near(pixels[40, 4], BLUE)

@@ -72,7 +72,9 @@ def test_pictures_are_decoded_with_mask_and_control(tmp_path):
     picture = LmdbSource(tmp_path / "out").load(0)
     for image, i in ((picture.image, 0), (picture.control, 6)):
         assert np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(png(i, (8, 6))))))
-    assert picture.mask.mode == "L"
+    assert np.array_equal(
+        picture.mask[..., 0], np.asarray(Image.open(io.BytesIO(png(5, (8, 6)))).convert("L"))
+    )
     assert (picture.size, picture.captions) == ((8, 6), (Caption("caption 0"),))
 
 

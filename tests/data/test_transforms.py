@@ -104,7 +104,7 @@ def test_a_mask_tells_its_box():
 class WithPartners(SizedSource):
     """Noise, with itself as control and its red as mask."""
 
-    def load(self, index, cover=None):
+    def load(self, index, cover=None, into=None):
         pixels = np.random.default_rng(index).integers(0, 255, (*self.all[index], 3), np.uint8)
         image = Image.fromarray(pixels)
         size = image.size[::-1]

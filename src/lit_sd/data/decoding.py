@@ -5,8 +5,6 @@ All sizes are (height, width), in the order of SDXL's `time_ids`; PIL's own `siz
 
 import io
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +20,9 @@ MAX_RATIO = 32
 
 TURNING_MARKS = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
 """What a PNG that may be turned holds: its EXIF, or XMP's word for it."""
+
+JPEG_TURNING_MARKS = (b"Exif\0", b"tiff:Orientation")
+"""The same of a JPEG."""
 
 _TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -64,36 +65,28 @@ def decode(data: bytes, where: str, cover: Size | None = None) -> Decoded:
     Raises:
         OSError: it can't be decoded.
     """
-    with _opened(data, where) as image:
-        return _decode(image, cover)
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return _decode(image, cover)
+    except Exception as error:
+        raise OSError(f"{where}: can't be read as an image: {error}") from error
 
 
 def decode_scaled(
-    data: bytes, where: str, cover: Size | None
+    data: bytes, where: str, cover: Size | None, into: UInt8[np.ndarray, "th tw 3"] | None = None
 ) -> tuple[UInt8[np.ndarray, "h w 3"], Size, Image.Image | None]:
     """Pixels scaled to cover a size, beside the size and the transparency that `decode` gives; None scales
-    nothing. A JPEG that needs no scaling goes through libjpeg-turbo alone: the same pixels, sooner.
+    nothing. A JPEG that needs no scaling goes through libjpeg-turbo alone: the same pixels, sooner, and if
+    `into` has their shape, they are put there.
 
     Raises:
         OSError: it can't be decoded.
     """
-    with _opened(data, where) as image:
-        size = (image.height, image.width)
-        stays = cover is None or cover_size(size, cover) == size
-        if stays and (pixels := _plain_jpeg(image, data)) is not None:
-            return pixels, size, None
-        decoded = _decode(image, cover)
+    if (pixels := _plain_jpeg(data, cover, into)) is not None:
+        return pixels, (pixels.shape[0], pixels.shape[1]), None
+    decoded = decode(data, where, cover)
     target = decoded.size if cover is None else cover_size(decoded.size, cover)
     return pixels_of(scale_to(decoded.image, target)), decoded.size, decoded.alpha
-
-
-@contextmanager
-def _opened(data: bytes, where: str) -> Iterator[Image.Image]:
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            yield image
-    except Exception as error:
-        raise OSError(f"{where}: can't be read as an image: {error}") from error
 
 
 def _decode(image: Image.Image, cover: Size | None) -> Decoded:
@@ -109,14 +102,25 @@ def _decode(image: Image.Image, cover: Size | None) -> Decoded:
     return Decoded(to_rgb(upright), size, alpha)
 
 
-def _plain_jpeg(image: Image.Image, data: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Pixels of an upright colour JPEG; None of others, and where Pillow should say what is wrong."""
-    if image.format != "JPEG" or image.mode != "RGB" or _orientation(image) != 1:
+def _plain_jpeg(
+    data: bytes, cover: Size | None, into: UInt8[np.ndarray, "th tw 3"] | None
+) -> UInt8[np.ndarray, "h w 3"] | None:
+    """Pixels of a colour JPEG that is upright and needs no scaling; None of others, and where Pillow should
+    say what is wrong.
+    """
+    if not data.startswith(b"\xff\xd8") or any(mark in data for mark in JPEG_TURNING_MARKS):
         return None
     try:
-        return simplejpeg.decode_jpeg(data)
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        stays = cover is None or cover_size((height, width), cover) == (height, width)
+        if not stays or colours not in ("YCbCr", "RGB"):
+            return None
+        if into is None or into.shape[:2] != (height, width):
+            return simplejpeg.decode_jpeg(data)
+        simplejpeg.decode_jpeg(data, buffer=into)
     except ValueError:
         return None
+    return into
 
 
 def read_image(path: Path) -> Image.Image:

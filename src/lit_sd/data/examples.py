@@ -55,7 +55,7 @@ class Examples(Dataset):
         return [self._decoded(draw, into) for draw, into in zip(draws, room, strict=True)]
 
     def _decoded(self, draw: Draw, into: np.ndarray | None = None) -> tuple[Sample, bool]:
-        scaled, source = self._loaded(draw), self.sources[draw.source]
+        scaled, source = self._loaded(draw, into), self.sources[draw.source]
         target = (draw.height, draw.width)
         rng = seeded(self.seed, draw.epoch, draw.source, 4, draw.image, draw.occurrence)
         box = mask_box(scaled.mask) if self.crop == "mask" and scaled.mask is not None else None
@@ -105,12 +105,14 @@ class Examples(Dataset):
             self._ids[draw.source] = self.sources[draw.source].ids()
         return self._ids[draw.source][draw.image]
 
-    def _loaded(self, draw: Draw) -> Picture:
+    def _loaded(self, draw: Draw, into: np.ndarray | None) -> Picture:
         target = (draw.height, draw.width)
         key = (draw.source, draw.image, *target)
         if key in self._kept:
             return self._kept[key]
-        item = self.sources[draw.source].load(draw.image, target)
+        if self._room >= draw.height * draw.width * 3:
+            into = None  # it may be kept, and that room is only lent
+        item = self.sources[draw.source].load(draw.image, target, into)
         if item.nbytes <= self._room:
             self._room -= item.nbytes
             self._kept[key] = item

@@ -170,7 +170,7 @@ class DrawnSource(Source):
         """An example's picture."""
         return Image.fromarray(self._pictures.array[self.row(index)])
 
-    def load(self, index: int, cover: Size | None = None) -> Picture:
+    def load(self, index: int, cover: Size | None = None, into: np.ndarray | None = None) -> Picture:
         size = (self.size, self.size)
         pixels = self._pictures.array[self.row(index)]
         if cover is not None and (target := cover_size(size, cover)) != size:

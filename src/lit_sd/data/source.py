@@ -129,15 +129,22 @@ class Source(ABC):
             OSError: it can't be read any more; the message names it.
         """
 
-    def load(self, index: int, cover: Size | None = None) -> Picture:
+    def load(
+        self, index: int, cover: Size | None = None, into: UInt8[np.ndarray, "th tw 3"] | None = None
+    ) -> Picture:
         """An example decoded, and scaled to cover a size; None leaves it as large as it is.
+
+        Args:
+            index: of the example.
+            cover: the size.
+            into: where the image may be put, if it has that shape; the picture's `image` is this array then.
 
         Raises:
             OSError: it can't be read or decoded; the message names it.
         """
         record = self.record(index)
         where = f"{self.name}: {record.id}"
-        image, size, alpha = decode_scaled(record.image, where, cover)
+        image, size, alpha = decode_scaled(record.image, where, cover, into)
         mask = alpha if self.alpha_mask else None
         if record.mask is not None:
             mask = decode(record.mask, f"{where} (mask)").image.convert("L")

@@ -114,5 +114,6 @@ def cut(
         window = torch.from_numpy(window if window.flags.writeable else window.copy()).flip(1).numpy()
     if into is None:
         return np.ascontiguousarray(window)
-    into[...] = window
+    if crop.flip or scaled is not into:
+        into[...] = window
     return into
