@@ -22,7 +22,7 @@ LAYERS: list[tuple[int, tuple[str, ...]]] = [
     (1, ("objectives.py", "metrics.py", "schedules.py", "randomness.py", "allocator.py", "data")),
     (1, ("together.py",)),
     (0, ("types.py", "sources.py", "signatures.py", "kinds.py", "spelling.py", "trust.py", "quiet.py")),
-    (0, ("__init__.py",)),
+    (0, ("aside.py", "__init__.py")),
 ]
 # Which layers may import a library at the top of a file. Others may not at all, or inside a function.
 LIBRARIES: dict[str, set[int]] = {

@@ -16,8 +16,9 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from lit_sd.data.buckets import bucket_line
-from lit_sd.data.pools import Drawn, Pool, joined, seeded
+from lit_sd.data.pools import Pool
 from lit_sd.data.transforms import Size
+from lit_sd.data.turns import Drawn, joined, seeded
 
 
 class Draw(NamedTuple):
@@ -224,7 +225,7 @@ def _times(pool: Pool) -> str:
 
 def _source_lines(pool: Pool) -> list[str]:
     lines = [
-        f"{member.source.name}: {sum(member.held.values())} images x {member.source.repeats} repeats"
+        f"{member.source.name}: {sum(member.counts.held.values())} images x {member.source.repeats} repeats"
         for member in pool.members
     ]
     if len(lines) == 1:

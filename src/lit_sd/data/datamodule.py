@@ -18,14 +18,12 @@ from lit_sd.data.examples import Examples
 from lit_sd.data.loading import ResumableLoader, load_batches, to_floats
 from lit_sd.data.pools import Pool
 from lit_sd.data.position import Position, ranks_of, same_on_all_ranks
-from lit_sd.data.shares import pool_sources, share_batch
-from lit_sd.data.source import Source
+from lit_sd.data.shares import make_pools, pool_sources, share_batch
+from lit_sd.data.source import SHOWN_CAPTIONS, Source, scaled_up
 from lit_sd.data.transforms import Where
 from lit_sd.types import Batch
 
 log = logging.getLogger(__name__)
-
-SHOWN_CAPTIONS = 10_000
 
 
 class SDDataModule(L.LightningDataModule):
@@ -108,9 +106,7 @@ class SDDataModule(L.LightningDataModule):
         """
         super().__init__()
         if resolution is None:
-            raise ValueError(
-                "data.resolution is not set; lit_sd.run fills in the model's, elsewhere give one"
-            )
+            raise ValueError("data.resolution is not set; lit_sd.run fills in the model's")
         self.sources, self.val, self.val_share = dict(sources), val, val_share
         for name, source in self.sources.items():
             source.name = name
@@ -125,8 +121,12 @@ class SDDataModule(L.LightningDataModule):
         self.pools = pool_sources(self.sources, shares)
         self.quotas = share_batch(batch_size, {name: (shares or {}).get(name, 1.0) for name in self.pools})
         self._held: list[int] | None = None
+        self._pools: list[Pool] | None = None
         self._resume: dict[str, Any] | None = None
         self._position: Position | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pools": None}  # each process plans for itself
 
     @property
     def resolution(self) -> int:
@@ -141,9 +141,8 @@ class SDDataModule(L.LightningDataModule):
                 "expected data.batch_size of 1 or more, data.num_workers and seed of 0 or more; "
                 f"got {self.batch_size}, {self.num_workers} and {self.seed}"
             )
-        for side in self.resolutions:
-            if side < 8 or side % 8:
-                raise ValueError(f"data.resolution={side}: expected a multiple of 8, the VAE's factor")
+        if wrong := [side for side in self.resolutions if side < 8 or side % 8]:
+            raise ValueError(f"data.resolution={wrong[0]}: expected a multiple of 8, the VAE's factor")
         if not 0 <= self.val_share < 1 or (self.val_share and self.val is not None):
             told = f"data.val_share={self.val_share}: expected 0 or more and less than 1"
             raise ValueError(f"{told}, and 0 with data.val_root")
@@ -165,7 +164,7 @@ class SDDataModule(L.LightningDataModule):
             ValueError: a source is empty or faulty, or not one step can be made.
             FileNotFoundError: a folder does not exist.
         """
-        for source in [*self.sources.values(), *([self.val] if self.val is not None else [])]:
+        for source in [*self.sources.values(), *([] if self.val is None else [self.val])]:
             if not isinstance(source, PriorSource) or source.ready:
                 source.check()
         self.batch_sampler(0, world_size)
@@ -176,15 +175,9 @@ class SDDataModule(L.LightningDataModule):
         validated = len(self.val) if self.val is not None else len(self.val_indexes())
         lines.append(f"validation: {validated} images" if validated else "validation: none")
         if self.buckets is None or self.buckets.upscale:
-            smallest = min(self.resolutions)
-            small = int((self._first().sizes().min(1) < smallest).sum())
-            if small:
-                lines.append(f"{small} images are smaller than data.resolution={smallest} and are scaled up")
-        for name, source in self.sources.items():
-            lines += [f"{name}: {note}" for note in source.notes]
-            if source.rule.wildcards:
-                unknown = source.rule.unknown_names(islice(source.captions(), SHOWN_CAPTIONS))
-                lines += [f"{name}: data.rule.wildcards lacks {unknown}"] if unknown else []
+            lines += scaled_up(self._first(), min(self.resolutions))
+        for source in self.sources.values():
+            lines += source.report()
         return lines if self.latents is None else lines + self.latents.notes
 
     def captions(self) -> list[str]:
@@ -210,22 +203,19 @@ class SDDataModule(L.LightningDataModule):
         Raises:
             ValueError: not one step can be made.
         """
-        aside, pools = self.val_indexes(), []
-        for number, (name, sources) in enumerate(self.pools.items()):
-            pools.append(
-                Pool(
-                    name,
-                    [self.sources[source] for source in sources],
-                    self.quotas[name],
-                    seed=self.seed,
-                    # Shapes are the first pool's; the others' images are cropped to them.
-                    buckets=None if number else self.buckets,
-                    square=(self.resolution, self.resolution),
-                    shuffle_shards=self.shuffle_shards,
-                    aside=() if number else aside,
-                )
+        if self._pools is None:
+            self._pools = make_pools(
+                {name: [self.sources[source] for source in names] for name, names in self.pools.items()},
+                self.quotas,
+                seed=self.seed,
+                buckets=self.buckets,
+                square=(self.resolution, self.resolution),
+                shuffle_shards=self.shuffle_shards,
+                aside=self.val_indexes(),
             )
-        return MixedBatchSampler(pools, seed=self.seed, rank=rank, world_size=world_size, fill=self.fill)
+        return MixedBatchSampler(
+            self._pools, seed=self.seed, rank=rank, world_size=world_size, fill=self.fill
+        )
 
     def setup(self, stage: str | None = None) -> None:
         """Checks all sources, and says once what an epoch leaves out."""
@@ -237,6 +227,7 @@ class SDDataModule(L.LightningDataModule):
             for source in self.sources.values():
                 if isinstance(source, PriorSource):
                     source.forget()  # `check` may have read what was made again since
+                    self._pools = None
                 source.check()
         self.check(world_size)
         if stage == "fit" and self.fill_cache is not None:

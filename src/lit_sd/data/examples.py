@@ -7,10 +7,10 @@ from torch.utils.data import Dataset
 
 from lit_sd.data.batching import Draw
 from lit_sd.data.caches.latents import LatentReader
-from lit_sd.data.pools import seeded
 from lit_sd.data.slots import Slots
 from lit_sd.data.source import Picture, Source
 from lit_sd.data.transforms import Where, cut, draw_crop, mask_box
+from lit_sd.data.turns import seeded
 from lit_sd.types import Sample
 
 

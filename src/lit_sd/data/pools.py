@@ -9,11 +9,9 @@ a new order each turn, the draws of a part in a new order, and those of a window
 
 import hashlib
 import math
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -21,164 +19,10 @@ from jaxtyping import Int
 from lit_sd.data.buckets import Buckets
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Size
+from lit_sd.data.turns import Drawn, Member, joined, seeded
 
 DRAWS_KEPT = 4_000_000
 """Draws of windows that are kept to be drawn from again: some hundred MB."""
-
-
-def seeded(seed: int, epoch: int, name: str, *rest: int) -> np.random.Generator:
-    """A stream of its own for each epoch, source and purpose, whatever process asks."""
-    return np.random.default_rng([seed, epoch, zlib.crc32(name.encode()), *rest])
-
-
-class Drawn(NamedTuple):
-    """Some draws: number of the source in the pool, image, and the how manieth draw of it in the epoch."""
-
-    member: Int[np.ndarray, " n"]
-    image: Int[np.ndarray, " n"]
-    occurrence: Int[np.ndarray, " n"]
-
-    def at(self, rows: np.ndarray | slice) -> "Drawn":
-        """Those of some rows."""
-        return Drawn(self.member[rows], self.image[rows], self.occurrence[rows])
-
-
-def joined(pieces: Sequence[Drawn]) -> Drawn:
-    """All draws of the pieces, in a row."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Drawn(*(np.concatenate([piece[i] for piece in pieces]) for i in range(3)))
-
-
-class Member:
-    """One source's draws, by shape.
-
-    Args:
-        source: what is drawn from.
-        number: in its pool.
-        buckets: give the images their shapes; None gives all of them the same, `square`.
-        square: that shape.
-        aside: sorted indexes that are not drawn.
-        whole: shuffle the source as one part.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        number: int,
-        *,
-        buckets: Buckets | None,
-        square: Size,
-        aside: Sequence[int] = (),
-        whole: bool = False,
-    ) -> None:
-        self.source, self.number, self.buckets, self.square = source, number, buckets, square
-        self.aside = np.asarray(aside, np.int64)
-        self.starts = np.array([0, len(source)]) if whole else np.asarray(source.blocks(), np.int64)
-        self.held: dict[Size, int] = {}
-        self._content = hashlib.sha256()
-        self.draws = self._count()
-        self._shapes_of = lru_cache(maxsize=64)(self._find_shapes)
-        self._turn = lru_cache(maxsize=16)(self._order_of)
-
-    def __getstate__(self) -> dict:
-        raise TypeError("a plan is made in each process, not sent to it")
-
-    def _codes(self, block: int) -> tuple[Int[np.ndarray, " n"], np.ndarray | None]:
-        """Shape of each image of a part as one number, -1 for those set aside; and their draws per turn."""
-        start, stop = int(self.starts[block]), int(self.starts[block + 1])
-        if self.buckets is None:
-            codes = np.full(stop - start, self.square[0] << 32 | self.square[1], np.int64)
-        else:
-            shapes = self.buckets.assign(self.source.sizes(start, stop))
-            codes = shapes[:, 0] << 32 | shapes[:, 1]
-        low, high = np.searchsorted(self.aside, [start, stop])
-        codes[self.aside[low:high] - start] = -1
-        return codes, self.source.draw_weights(start, stop)
-
-    def _count(self) -> dict[Size, Int[np.ndarray, " blocks"]]:
-        """Draws of each part in one turn, by shape."""
-        blocks = len(self.starts) - 1
-        if self.buckets is None and not len(self.aside) and self.source.draw_weights(0, 1) is None:
-            self.held = {self.square: len(self.source)}
-            return {self.square: np.diff(self.starts)}
-        found: dict[int, np.ndarray] = {}
-        exact: dict[int, float] = {}
-        for block in range(blocks):
-            codes, weights = self._codes(block)
-            self._content.update(codes.tobytes() + (b"" if weights is None else weights.tobytes()))
-            for code in np.unique(codes[codes >= 0]).tolist():
-                here = codes == code
-                before = exact.get(code, 0.0)
-                exact[code] = before + (int(here.sum()) if weights is None else float(weights[here].sum()))
-                # Of the sums so far, not of each part: many small ones would otherwise round to nothing.
-                count = math.floor(exact[code] + 0.5) - math.floor(before + 0.5)
-                found.setdefault(code, np.zeros(blocks, np.int64))[block] = count
-                shape = (code >> 32, code & 0xFFFFFFFF)
-                self.held[shape] = self.held.get(shape, 0) + int(here.sum())
-        return {(code >> 32, code & 0xFFFFFFFF): counts for code, counts in found.items()}
-
-    def fingerprint(self) -> str:
-        """Tells whether it holds the same images, of the same shapes and weights."""
-        source, content = self.source, self._content.copy()
-        content.update(repr((source.name, source.repeats, source.identity(), len(source))).encode())
-        content.update(self.starts.tobytes())
-        return content.hexdigest()
-
-    def images(self, shape: Size) -> list[int]:
-        """Its images of a shape, all of them."""
-        code = shape[0] << 32 | shape[1]
-        found = [
-            int(self.starts[block]) + np.flatnonzero(self._codes(block)[0] == code)
-            for block in range(len(self.starts) - 1 if shape in self.draws else 0)
-        ]
-        return np.concatenate(found).tolist() if found else []
-
-    def _find_shapes(self, block: int) -> tuple[np.ndarray, np.ndarray | None]:
-        return self._codes(block)
-
-    def _order_of(self, seed: int, epoch: int, turn: int, shape: Size) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the parts in a turn, and where each one's draws end."""
-        order = seeded(seed, epoch, self.source.name, 0, turn).permutation(len(self.starts) - 1)
-        return order, np.cumsum(self.draws[shape][order])
-
-    def take(self, seed: int, epoch: int, shape: Size, start: int, stop: int) -> list[Drawn]:
-        """The draws from `start` to before `stop` of the endless sequence of turns through a shape."""
-        each = int(self.draws[shape].sum())
-        pieces = []
-        while start < stop:
-            turn, low = divmod(start, each)
-            high = min(each, low + stop - start)
-            order, ends = self._turn(seed, epoch, turn, shape)
-            first, last = np.searchsorted(ends, [low, high - 1], side="right")
-            for place in range(first, last + 1):
-                block = int(order[place])
-                begin = int(ends[place]) - int(self.draws[shape][block])
-                if begin == int(ends[place]):
-                    continue
-                cell = self._cell(seed, epoch, turn, block, shape)
-                pieces.append(cell.at(slice(max(0, low - begin), high - begin)))
-            start += high - low
-        return pieces
-
-    def _cell(self, seed: int, epoch: int, turn: int, block: int, shape: Size) -> Drawn:
-        """A part's draws in a turn, in their order."""
-        codes, weights = self._shapes_of(block)
-        images = np.flatnonzero(codes == (shape[0] << 32 | shape[1]))
-        rng = seeded(seed, epoch, self.source.name, 1, turn, block, *shape)
-        count = int(self.draws[shape][block])
-        again = np.zeros(count, np.int64)
-        if weights is not None:
-            # Systematic sampling: each image as often as its weight says, rounded down or up by chance.
-            ends = np.cumsum(weights[images])
-            points = (np.arange(count) + rng.random()) * (ends[-1] / count)
-            rows = np.minimum(np.searchsorted(ends, points, side="right"), len(images) - 1)
-            again = np.arange(count) - np.searchsorted(rows, rows)
-            images = images[rows]
-        mixed = rng.permutation(count)
-        # Unlike for every draw of an image in the epoch, as far as 2^20 turns go.
-        occurrence = turn + (again << 20)
-        return Drawn(np.full(count, self.number), images[mixed] + int(self.starts[block]), occurrence[mixed])
 
 
 class Pool:
@@ -296,11 +140,11 @@ class Pool:
     @property
     def images(self) -> int:
         """Images of all sources."""
-        return sum(sum(member.held.values()) for member in self.members)
+        return sum(sum(member.counts.held.values()) for member in self.members)
 
     def held(self, shape: Size) -> int:
         """Images of a shape."""
-        return sum(member.held.get(shape, 0) for member in self.members)
+        return sum(member.counts.held.get(shape, 0) for member in self.members)
 
     def names(self, shape: Size) -> list[str]:
         """Ids of the images of a shape."""

@@ -1,8 +1,11 @@
 """What each source gives to a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from lit_sd.data.buckets import Buckets
+from lit_sd.data.pools import Pool
 from lit_sd.data.source import Source
+from lit_sd.data.transforms import Size
 
 POOL = "images"
 """What the sources are called that a batch takes from as if they were one."""
@@ -49,3 +52,40 @@ def pool_sources(
     first = next(iter(pools.values()))
     first += [name for name in sources if name not in shares]
     return pools
+
+
+def make_pools(
+    sources: Mapping[str, Sequence[Source]],
+    quotas: Mapping[str, int],
+    *,
+    seed: int,
+    buckets: Buckets | None,
+    square: Size,
+    shuffle_shards: int | None,
+    aside: Sequence[int] = (),
+) -> list[Pool]:
+    """The pools that batches are drawn from. Shapes are the first one's; the others' images are cropped to
+    them.
+
+    Args:
+        sources: of each pool.
+        quotas: images of each pool in a batch.
+        seed: of the order.
+        buckets: give the images their shapes; None gives all the same, `square`.
+        square: that shape.
+        shuffle_shards: how many parts of a source are mixed at a time; None shuffles each as a whole.
+        aside: sorted indexes of the first pool's first source that are not drawn.
+    """
+    return [
+        Pool(
+            name,
+            of_pool,
+            quotas[name],
+            seed=seed,
+            buckets=None if number else buckets,
+            square=square,
+            shuffle_shards=shuffle_shards,
+            aside=() if number else aside,
+        )
+        for number, (name, of_pool) in enumerate(sources.items())
+    ]

@@ -8,6 +8,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,10 @@ def content_digest(image: bytes, mask: bytes | None = None, control: bytes | Non
     for part in (mask, control):
         digest.update(b"-" if part is None else b"+" + hashlib.blake2b(part, digest_size=16).digest())
     return digest.digest()
+
+
+SHOWN_CAPTIONS, MEASURED = 10_000, 1_000_000
+"""Captions that are looked at for reports, and images that are measured."""
 
 
 class Picture(NamedTuple):
@@ -166,9 +172,21 @@ class Source(ABC):
         """
         return None
 
+    def counts_file(self, key: str) -> Path | None:
+        """Where to keep what was counted of its parts under a key; None where counting again costs little."""
+        return None
+
     def captions(self) -> Iterable[str]:
         """Captions of all examples, or of the first some thousands of very many, for reports."""
         return ()
+
+    def report(self) -> list[str]:
+        """Lines on what was found in it, once it is checked."""
+        lines = self.notes
+        if self.rule.wildcards:
+            unknown = self.rule.unknown_names(islice(self.captions(), SHOWN_CAPTIONS))
+            lines = [*lines, f"data.rule.wildcards lacks {unknown}"] if unknown else lines
+        return [f"{self.name}: {line}" for line in lines]
 
     def identity(self) -> str:
         """Tells whether it holds the same examples in the same order as when training began."""
@@ -192,3 +210,11 @@ class Source(ABC):
     def captions_of(self, index: int) -> tuple[Caption, ...]:
         """An example's captions, where its pixels aren't needed."""
         return self.record(index).captions
+
+
+def scaled_up(source: Source, side: int) -> list[str]:
+    """A line on the images that are smaller than a square of this side, if there are any."""
+    measured = min(len(source), MEASURED)
+    small = int((source.sizes(0, measured).min(1) < side).sum())
+    of = f" of the first {measured:,}" if measured < len(source) else ""
+    return [f"{small} images{of} are smaller than data.resolution={side} and are scaled up"] if small else []

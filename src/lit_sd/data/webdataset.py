@@ -247,6 +247,17 @@ class ShardSource(Source):
                 digest.update(f"{label}\0{count}\0{entry.names}\0".encode())
         return digest.hexdigest()[:16]
 
+    def counts_file(self, key: str) -> Path | None:
+        """Beside the indexes, where there are many shards: each index would have to be read to count."""
+        if len(self.blocks()) <= 2:
+            return None
+        depends = hashlib.sha256(key.encode())
+        for entry in self._entries:
+            if entry is not None:
+                depends.update(repr((entry.names, entry.filesize, entry.mtime_ns)).encode())
+        folder = self._indexes.folders[0].folder
+        return folder / f"counts-{depends.hexdigest()[:16]}.npz" if os.access(folder, os.W_OK) else None
+
     def _details(self, shard: int) -> ShardIndex:
         entry = self._entries[shard]
         index = self._indexes.load(shard)

@@ -5,15 +5,14 @@ import json
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from lit_sd.aside import write_aside
 from lit_sd.data.shards.members import ROLES, Reading, Row, Span, read_example, read_members
 
 VERSION = 1
@@ -149,18 +148,6 @@ def index_shard(descriptor: int, reading: Reading) -> ShardIndex:
         dict(list(faults.items())[:SHOWN]),
         dict(endings.most_common(SHOWN)),
     )
-
-
-def write_aside(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """A file that appears at once, however many processes write it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with open(aside, "wb") as file:
-            write(file)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def save_index(path: Path, index: ShardIndex) -> None:

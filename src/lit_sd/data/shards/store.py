@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
+from lit_sd.aside import write_aside
 from lit_sd.data.shards.files import ShardFiles, modified
 from lit_sd.data.shards.index import (
     VERSION,
@@ -23,7 +24,6 @@ from lit_sd.data.shards.index import (
     index_shard,
     load_index,
     save_index,
-    write_aside,
 )
 from lit_sd.data.shards.members import Reading
 from lit_sd.data.shards.remote import Options, fetch, is_remote, lock_in
@@ -203,6 +203,9 @@ class ShardIndexes:
             _require_writable(folder.folder)
         done: list[Entry | None] = []
         threads = ThreadPoolExecutor(THREADS)
+        # Ranks begin at different places, and find done what others did.
+        first = own_share(len(numbers)).start
+        numbers = numbers[first:] + numbers[:first]
         try:
             with tqdm(total=len(numbers), desc=progress, unit="shard", delay=2, leave=False) as bar:
                 for start in range(0, len(numbers), 32 * THREADS):
@@ -211,7 +214,7 @@ class ShardIndexes:
                         bar.update()
         finally:
             threads.shutdown(cancel_futures=True)
-        return done
+        return done[len(done) - first :] + done[: len(done) - first]
 
     def _entry(self, number: int) -> Entry | None:
         """The entry of a shard that the summary doesn't have, or not as it is now."""
@@ -257,3 +260,14 @@ def _require_writable(folder: Path) -> None:
             f"the index of the shards can't be written to {folder} ({error.strerror}); "
             "set data.cache_dir=FOLDER to a place for it"
         ) from error
+
+
+def own_share(total: int) -> range:
+    """The part of so many pieces of work that is this process's, before ranks can talk to each other: by what
+    torchrun, Lightning or SLURM told it.
+    """
+    for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        if rank in os.environ and world_size in os.environ:
+            at, of = int(os.environ[rank]), int(os.environ[world_size])
+            return range(at * total // of, (at + 1) * total // of)
+    return range(total)

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from lit_sd.data.shards.index import Entry, index_shard, load_index, save_index, write_aside
+from lit_sd.aside import write_aside
+from lit_sd.data.shards.index import Entry, index_shard, load_index, save_index
 from lit_sd.data.shards.members import Reading
 from lit_sd.data.shards.roots import LISTING
 from lit_sd.data.shards.store import FOLDER, IndexFolder
