@@ -23,6 +23,7 @@ from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
 from lit_sd.data.batching import MixedBatchSampler
+from lit_sd.data.buckets import Buckets
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.decoding import decode
@@ -30,6 +31,9 @@ from lit_sd.data.folder import FolderSource
 from lit_sd.data.folder_writer import FolderWriter
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
 from lit_sd.data.pools import Pool
+from lit_sd.data.shards.index import Entry, ShardIndex, save_index
+from lit_sd.data.shards.members import Reading
+from lit_sd.data.shards.store import IndexFolder
 from lit_sd.data.source import Record, Source
 from lit_sd.data.transforms import Size, cover_size, scale_to
 from lit_sd.data.webdataset import ShardSource, ShardWriter
@@ -216,22 +220,69 @@ class Counted(Source):
 
 
 def planning(args: argparse.Namespace) -> None:
-    """Time and memory of one rank's plan of an epoch, over many shards and ranks."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    source, slowest = Counted(args.shards, 1000), 0.0
+    """Time and memory of one rank's plan of an epoch, over many shards and ranks: of shards of which only the
+    number of examples is known, and with `--indexed` of as many indexed ones, squares and buckets, the first
+    time and when it was counted before.
+    """
+    print(f"{args.shards:,} shards of 1,000 examples, {args.ranks} ranks, of which {args.tried} are tried")
+    planned("counts alone", lambda: Counted(args.shards, 1000), args, None)
+    if not args.indexed:
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
+        index_shards(Path(temporary), args.shards)
+        buckets = Buckets([512], 64, 2)
+        for told, rule in (("squares", None), ("buckets, first", buckets), ("buckets, again", buckets)):
+            planned(told, lambda: ShardSource(temporary, name="shards"), args, rule)
+
+
+def planned(what: str, make: Callable[[], Source], args: argparse.Namespace, buckets: Buckets | None) -> None:
+    """Prints what it takes to open a source and to come to the first batch, as some ranks."""
+    resource_before = peak_rss()
+    start = time.perf_counter()
+    source = make()
+    source.check()
+    pool = Pool("shards", [source], BATCH, buckets=buckets, square=(SIDE, SIDE), shuffle_shards=8)
+    opened, slowest = time.perf_counter() - start, 0.0
     for rank in np.linspace(0, args.ranks - 1, args.tried).round().astype(int).tolist():
         start = time.perf_counter()
-        pool = Pool("counted", [source], BATCH, square=(SIDE, SIDE), shuffle_shards=8)
         sampler = MixedBatchSampler([pool], rank=rank, world_size=args.ranks)
         sampler.set_epoch(rank, len(sampler) // 2)
         next(iter(sampler))
         slowest = max(slowest, time.perf_counter() - start)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
-        f"{args.shards:,} shards, {len(source):,} examples, {args.ranks} ranks, {len(sampler):,} steps an "
-        f"epoch; {args.tried} ranks tried, each from the middle of an epoch of its own"
+        f"{what:16}{opened:8.2f} s to open and count, {slowest:6.3f} s more from the middle of an epoch to "
+        f"its next batch, at most; memory grew by {peak_rss() - resource_before:.0f} MiB",
+        flush=True,
     )
-    print(f"slowest: {slowest:.3f} s to the first batch; memory grew by {grown:.0f} MiB for all of them")
+
+
+def peak_rss() -> float:
+    """Peak memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def index_shards(folder: Path, shards: int) -> None:
+    """Shards that are holes in a disk, with the indexes that real ones would have: a hundred different ones,
+    linked again and again.
+    """
+    rng, rows, size = np.random.default_rng(0), 1000, 10**8
+    entry = Entry(rows, rows, 0, False, 0, 0, "", size, None, True, "")
+    indexes = IndexFolder(folder / "shard-index", Reading())
+    originals = []
+    for number in range(100):
+        starts = np.cumsum(rng.integers(30_000, 130_000, (rows, 5)).ravel()).reshape(rows, 5)
+        spans = np.stack([starts, rng.integers(20_000, 120_000, (rows, 5))], -1)
+        sizes = rng.integers(400, 1200, (rows, 2)).astype(np.int32)
+        names = [f"{i:09}.jpg" for i in range(rows)]
+        ones = np.ones(rows)
+        index = ShardIndex(entry, spans, sizes, ones, ones.astype(bool), names, [""] * rows, {}, {})
+        originals.append(indexes.path(f"original{number}"))
+        save_index(originals[-1], index)
+    for number in range(shards):
+        with open(folder / f"{number:06}.tar", "wb") as file:
+            file.truncate(size)
+        indexes.path(f"{number:06}").hardlink_to(originals[number % 100])
+    indexes.write_entries({f"{number:06}": entry for number in range(shards)})
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -291,6 +342,8 @@ def main() -> None:
             kind.add_argument("--shards", type=int, default=100_000)
             kind.add_argument("--ranks", type=int, default=1024)
             kind.add_argument("--tried", type=int, default=16)
+            kind.add_argument("--indexed", action="store_true")
+            kind.add_argument("--folder", help="where the shards go; none of them takes room")
         if work is prepare:
             kind.add_argument("--counts", type=int, nargs="+", default=[1000, 10_000, 50_000])
             kind.add_argument("--options", nargs="*", default=[])
