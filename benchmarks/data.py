@@ -1,4 +1,4 @@
-"""How fast data comes: `python benchmarks/data.py loading|draft|planning|prepare`.
+"""How fast data comes: `python benchmarks/data.py loading|latents|draft|planning|prepare`.
 
 Every figure is measured beside what it is compared with, in one run and by turns, since a machine's speed
 changes from minute to minute. Pictures are generated once, in a folder that is given back.
@@ -19,17 +19,22 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
+import torch
 from PIL import Image
 
 from lit_sd.allocator import keep_freed_memory
 from lit_sd.data.batching import MixedBatchSampler
 from lit_sd.data.buckets import Buckets
+from lit_sd.data.caches.filling import fill_latents
+from lit_sd.data.caches.latent_cache import LatentCache, Request
+from lit_sd.data.caches.latents import Recipe
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.datamodule import SDDataModule
 from lit_sd.data.decoding import decode
 from lit_sd.data.folder import FolderSource
 from lit_sd.data.folder_writer import FolderWriter
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
+from lit_sd.data.loading import to_floats
 from lit_sd.data.pools import Pool
 from lit_sd.data.shards.index import Entry, ShardIndex, save_index
 from lit_sd.data.shards.members import Reading
@@ -37,6 +42,7 @@ from lit_sd.data.shards.store import IndexFolder
 from lit_sd.data.source import Record, Source
 from lit_sd.data.transforms import Size, cover_size, scale_to
 from lit_sd.data.webdataset import ShardSource, ShardWriter
+from lit_sd.together import Together
 
 SIDE, BATCH = 512, 16
 
@@ -105,7 +111,7 @@ def rate(images: int, work: Callable[[], object]) -> float:
     return images / (time.perf_counter() - start)
 
 
-def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
+def epochs(source: Source, workers: int, cache: LatentCache | None = None) -> Iterator[Callable[[], object]]:
     """An endless stream of ways to load one epoch of a source; its workers stay."""
     data = SDDataModule(
         {source.name: source},
@@ -116,10 +122,12 @@ def epochs(source: Source, workers: int) -> Iterator[Callable[[], object]]:
         decoded_mb=0,
         seed=0,
     )
-    data.check()
+    data.fill_cache = lambda: cache
+    data.setup("fit")
     loader = data.train_dataloader()
+    take = to_floats if cache is not None else len
     while True:
-        yield lambda: [len(batch["ids"]) for batch in loader]
+        yield lambda: [take(batch) for batch in loader]
 
 
 def loading(args: argparse.Namespace) -> None:
@@ -160,6 +168,37 @@ def compare(source: Source, paths: list[Path], workers: int, turns: int) -> list
                 turn.append(rate(len(paths), work))
             found.append(turn)
     return [list(rates) for rates in zip(*found[1:], strict=True)]
+
+
+def latents(args: argparse.Namespace) -> None:
+    """Images/s of latents from a cache on disk, beside the same folder's images, turn by turn: an epoch of
+    images, ten of latents. What is in the latents costs nothing here; that they are read and become floats
+    does.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        source = pack(root, args.images, SIDE, SIDE)["folder"]
+        images = epochs(source, 0)
+        print(f"{len(source)} JPEGs of {SIDE}x{SIDE}, batch {BATCH}, 0 workers")
+        print(f"{'':12}{'latents/s':>10}{'images/s':>10}{'ratio':>7}")
+        for dtype in ("float32", "float16"):
+            cache = LatentCache(root / dtype, Recipe("benchmark", dtype))
+            request = Request(source, [(SIDE, SIDE)], "random", (False,))
+            fill_latents(cache, [request], noise_of, Together(), batch=BATCH)
+            run = epochs(source, 0, cache)
+            turns = []
+            for _ in range(args.turns + 1):
+                ten = rate(10 * args.images, lambda run=run: [next(run)() for _ in range(10)])
+                turns.append((ten, rate(args.images, next(images))))
+            found, bound = (list(rates) for rates in zip(*turns[1:], strict=True))
+            ratio = statistics.median(a / b for a, b in turns[1:])
+            print(f"{dtype:12}{statistics.median(found):10.0f}{statistics.median(bound):10.1f}{ratio:7.1f}")
+
+
+def noise_of(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands in for a VAE: moments of the right shape."""
+    shape = (len(pictures), 4, pictures.shape[1] // 8, pictures.shape[2] // 8)
+    return torch.randn(shape), torch.rand(shape)
 
 
 def draft(args: argparse.Namespace) -> None:
@@ -329,12 +368,13 @@ def main() -> None:
     """Reads the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     kinds = parser.add_subparsers(required=True)
-    for work in (loading, draft, planning, prepare):
+    for work in (loading, latents, draft, planning, prepare):
         kind = kinds.add_parser(work.__name__, help=work.__doc__)
         kind.set_defaults(work=work)
         kind.add_argument("--turns", type=int, default=9)
-        if work is loading:
+        if work in (loading, latents):
             kind.add_argument("--images", type=int, default=512)
+        if work is loading:
             kind.add_argument("--height", type=int, default=512)
             kind.add_argument("--width", type=int, default=512)
             kind.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])

@@ -55,6 +55,30 @@ def test_tags_are_dropped_one_by_one_but_for_the_kept_ones():
     assert set(draws(CaptionRule(tag_dropout=1), TAGS, 3)) == {""}
 
 
+@pytest.mark.parametrize(
+    ("rule", "captions", "fixed"),
+    [
+        (CaptionRule(), ["a cat"], "a cat"),
+        (CaptionRule(), [], ""),
+        (
+            CaptionRule(templates="photo of {caption}", prefix="sks", suffix="!"),
+            ["a cat"],
+            "sks photo of a cat!",
+        ),
+        (CaptionRule(), ["a cat", "a dog"], None),
+        (CaptionRule(templates=["{caption}", "a {caption}"]), ["a cat"], None),
+        (CaptionRule(shuffle_tags=True), ["a, b"], None),
+        (CaptionRule(tag_dropout=0.5), ["a, b"], None),
+        (CaptionRule(wildcards=True), ["{a|b}"], None),
+    ],
+)
+def test_a_text_that_no_draw_changes_needs_none(rule, captions, fixed):
+    stored = [Caption(text) for text in captions]
+    assert rule.fixed(stored) == fixed
+    drawn = {rule.draw(stored, np.random.default_rng(seed)) for seed in range(50)}
+    assert drawn == {fixed} if fixed is not None else len(drawn) > 1
+
+
 def test_another_separator():
     rule = CaptionRule(shuffle_tags=True, keep_tags=9, separator=";")
     assert rule.draw([Caption("a, b;c ;; d")], np.random.default_rng(0)) == "a, b; c; d"

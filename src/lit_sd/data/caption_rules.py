@@ -80,14 +80,19 @@ class CaptionRule:
 
         The generator is used the same number of times whatever the rule and the captions.
         """
-        pick, template = rng.random(2)
-        for_tags, for_words = rng.integers(2**63, size=2)
+        pick, template, for_tags, for_words = rng.random(4)
         text = _picked(captions, pick)
         if self._moves_tags:
-            text = self._drawn_tags(text, np.random.default_rng(for_tags))
+            text = self._drawn_tags(text, np.random.default_rng(int(for_tags * 2**53)))
         if self.wildcards:
-            text = self._drawn_words(text, np.random.default_rng(for_words))
+            text = self._drawn_words(text, np.random.default_rng(int(for_words * 2**53)))
         return self._framed(text, int(template * len(self.templates)))
+
+    def fixed(self, captions: Sequence[Caption]) -> str | None:
+        """The text that every draw gives; None where draws may differ."""
+        if self._moves_tags or self.wildcards or len(captions) > 1 or len(self.templates) > 1:
+            return None
+        return self._framed(_picked(captions, 0.0), 0)
 
     @property
     def enumerable(self) -> bool:

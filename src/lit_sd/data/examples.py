@@ -78,12 +78,7 @@ class Examples(Dataset):
 
     def _cached(self, draws: Sequence[Draw]) -> list[tuple[Sample, bool]]:
         assert self.latents is not None
-        flips, captions = [], []
-        for draw in draws:
-            source = self.sources[draw.source]
-            rng = seeded(self.seed, draw.epoch, draw.source, 4, draw.image, draw.occurrence)
-            flips.append(bool(rng.random(3)[0] < self.flip))  # as `draw_crop` draws it
-            captions.append(source.rule.draw(source.captions_of(draw.image), rng))
+        flips, captions = zip(*map(self._flip_and_caption, draws), strict=True)
         items = []
         for draw, caption, found in zip(draws, captions, self.latents.read(draws, flips), strict=True):
             sample: Sample = {
@@ -99,6 +94,16 @@ class Examples(Dataset):
                 sample["mask"] = found.mask
             items.append((sample, draw.padding))
         return items
+
+    def _flip_and_caption(self, draw: Draw) -> tuple[bool, str]:
+        source = self.sources[draw.source]
+        stored = source.captions_of(draw.image)
+        fixed = source.rule.fixed(stored)
+        if fixed is not None and self.flip in (0.0, 1.0):  # there is nothing to draw
+            return self.flip == 1.0, fixed
+        rng = seeded(self.seed, draw.epoch, draw.source, 4, draw.image, draw.occurrence)
+        flip = bool(rng.random(3)[0] < self.flip)  # as `draw_crop` draws it
+        return flip, source.rule.draw(stored, rng)
 
     def _id(self, draw: Draw) -> str:
         if draw.source not in self._ids:

@@ -71,7 +71,7 @@ class _Pictures(Dataset):
             variant = Variant(digest, size, target, flip, source.alpha_mask)
             crop = Crop(flip, *recipe.drawn_corner(variant, box))
             pixels, mask = (
-                None if part is None else torch.from_numpy(cut(part, target, crop))
+                None if part is None else torch.from_numpy(cut(part, target, crop).copy())
                 for part in (scaled.image, scaled.mask)
             )
             assert pixels is not None
