@@ -187,5 +187,5 @@ def test_two_ranks_share_what_is_missing_and_fail_together(tmp_path):
     assert paths[0] == paths[1] == [f"prior-{seed:012d}.png" for seed in range(5)]
     assert failures[1] == "OSError: no space"
     assert failures[0].startswith(
-        "RuntimeError: class images could not be made: rank 1 failed with OSError('no space')"
+        "RuntimeError: making class images failed on rank 1: OSError('no space')"
     )

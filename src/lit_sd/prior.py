@@ -7,20 +7,19 @@ people's files are never touched.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import torch.distributed as dist
 from PIL import Image
 from rich.progress import Progress
 
+from lit_sd.aside import write_aside
 from lit_sd.data.class_images import MANIFEST
 from lit_sd.data.folder import list_folder
+from lit_sd.together import Together
 
 Generate = Callable[[list[str], list[int]], Sequence[Image.Image]]
 """`(prompts, seeds) -> pictures`, one for each."""
@@ -66,18 +65,20 @@ def make_prior_images(
         RuntimeError: pictures were refused `max_tries` times, another rank failed, or ranks can't talk or
             share the folder.
     """
-    if world_size > 1 and not (dist.is_available() and dist.is_initialized()):
-        raise RuntimeError(
-            f"making class images on {world_size} ranks needs torch.distributed to be initialised; "
-            "make them on one rank, or once the trainer has started its processes"
-        )
-    slots = _together(lambda: _prepare(folder, prompt, count, identity) if rank == 0 else None, world_size)[0]
-    mine = slots[rank::world_size]
+    together = Together(rank, world_size)
+    slots = together.run(
+        "looking for class images",
+        lambda: _prepare(folder, prompt, count, identity) if rank == 0 else None,
+    )[0]
+    assert slots is not None
+    make = partial(_make, generate, folder, prompt, slots[rank::world_size])
     keep = acceptable or is_not_black
-    make = partial(_make, generate, folder, prompt, mine, batch_size=batch_size, max_tries=max_tries)
-    _together(lambda: make(keep=keep, show=rank == 0), world_size)
+    together.run(
+        "making class images",
+        lambda: make(batch_size=batch_size, keep=keep, max_tries=max_tries, show=rank == 0),
+    )
     # together once more: a rank that went ahead could already be clearing the folder for another prompt
-    return _together(lambda: _see(folder, count, rank), world_size)[rank if world_size > 1 else 0]
+    return together.run("looking for class images", lambda: _see(folder, count, rank))[rank]
 
 
 def is_not_black(image: Image.Image) -> bool:
@@ -89,16 +90,14 @@ def _prepare(folder: Path, prompt: str, count: int, identity: str) -> list[int]:
     """Removes what no longer fits, writes the manifest and returns the numbers of the missing pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {"prompt": prompt, "identity": identity}
-    for stale in folder.glob(".prior-*.tmp"):  # of a run that was killed while writing
+    for stale in folder.glob(".prior-*.png.*"):  # of a run that was killed while writing
         stale.unlink(missing_ok=True)
     ours = {path: int(match[1]) for path in folder.iterdir() if (match := _OURS.fullmatch(path.name))}
     if _read_manifest(folder) not in (None, manifest):
         for path in ours:
             path.unlink()
         ours = {}
-    _write_aside(
-        folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    )
+    write_aside(folder / MANIFEST, lambda file: file.write(json.dumps(manifest, indent=2).encode()))
     others = len(list_folder(folder).images) - len(ours)
     have = {seed % STRIDE for seed in ours.values()}
     missing = max(0, count - others - len(ours))
@@ -146,7 +145,7 @@ def _make(
                 raise RuntimeError(f"asked for {len(seeds)} class images, got {len(pictures)}")
             for (slot, attempt), seed, picture in zip(batch, seeds, pictures, strict=True):
                 if keep(picture):
-                    _write_aside(folder / f"prior-{seed:012d}.png", partial(picture.save, format="PNG"))
+                    write_aside(folder / f"prior-{seed:012d}.png", partial(picture.save, format="PNG"))
                     progress.advance(bar)
                 elif attempt + 1 < max_tries:
                     waiting.append((slot, attempt + 1))
@@ -155,29 +154,3 @@ def _make(
                         f"class image {slot} of {prompt!r} came out black or was refused {max_tries} times; "
                         "change data.class_prompt, or put images of your own into data.class_root"
                     )
-
-
-def _write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    aside = path.with_name(f".prior-{path.name}.{uuid4().hex}.tmp")
-    write(aside)
-    os.replace(aside, path)
-
-
-def _together(work: Callable[[], Any], world_size: int) -> list[Any]:
-    """The work's results on each rank; a failure anywhere is raised everywhere, so that nobody waits."""
-    if world_size == 1:
-        return [work()]
-    failure: Exception | None = None
-    result = None
-    try:
-        result = work()
-    except Exception as error:
-        failure = error
-    gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, (result, None if failure is None else repr(failure)))
-    if failure is not None:
-        raise failure
-    for rank, (_, reason) in enumerate(gathered):
-        if reason is not None:
-            raise RuntimeError(f"class images could not be made: rank {rank} failed with {reason}")
-    return [value for value, _ in gathered]
