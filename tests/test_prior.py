@@ -93,7 +93,7 @@ def test_a_killed_run_leaves_nothing_half_written(tmp_path):
 
     with pytest.raises(Killed):
         make_prior_images(generate, tmp_path, "a cat", 6, "base", batch_size=2)
-    (tmp_path / ".prior-prior-000000000004.png.1.tmp").write_bytes(b"half")
+    (tmp_path / ".prior-000000000004.png.1").write_bytes(b"half")
     assert make(tmp_path, 6)[0].seeds == [4, 5]
     assert not list(tmp_path.glob(".*"))
 
