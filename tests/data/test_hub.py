@@ -194,3 +194,26 @@ def test_nothing_is_logged_of_what_is_well(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "lit_sd"):
         opened(saved(tmp_path / "in"), tmp_path).check()
     assert caplog.text == ""
+
+
+def test_a_stamp_stays_while_the_dataset_does(tmp_path):
+    root = saved(tmp_path / "in")
+    stamps = [opened(root, tmp_path).stamp(i) for i in range(9)]
+    assert len({*stamps}) == 9
+    assert None not in stamps
+    assert [opened(root, tmp_path).stamp(i) for i in range(9)] == stamps
+    other = opened(saved(tmp_path / "other", text=lambda i: "another text"), tmp_path)
+    assert not {*stamps} & {other.stamp(i) for i in range(9)}
+
+
+def test_images_outside_of_the_dataset_and_packed_ones_have_no_stamp(tmp_path):
+    """Files may change though the dataset doesn't; and what is streamed is packed with its digests."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for i in range(2):
+        (outside / f"{i}.png").write_bytes(png(i))
+    (outside / "metadata.jsonl").write_text(
+        "\n".join(json.dumps({"file_name": f"{i}.png", "text": "x"}) for i in range(2))
+    )
+    assert opened(outside, tmp_path).stamp(0) is None
+    assert opened(parquet(tmp_path / "in"), tmp_path, True).stamp(0) is None

@@ -2,6 +2,7 @@
 webdataset itself reads and writes them (F16)."""
 
 import io
+import os
 import pickle
 import shutil
 import threading
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from lit_sd.data import webdataset as shards_module
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.shards.files import ShardFiles
+from lit_sd.data.shards.store import ShardIndexes
 from lit_sd.data.source import Record, content_digest
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 
@@ -128,12 +130,8 @@ def test_sizes_of_any_range_read_the_shards_in_it_alone(three, monkeypatch):
         assert source.sizes(start, stop).tolist() == wanted[start:stop]
     fresh, loaded = ShardSource(three), []
     fresh.check()
-    original = type(fresh._indexes).load
-    monkeypatch.setattr(
-        type(fresh._indexes),
-        "load",
-        lambda self, i: loaded.append(i) or original(self, i),
-    )
+    original = ShardIndexes.load
+    monkeypatch.setattr(ShardIndexes, "load", lambda self, i: loaded.append(i) or original(self, i))
     fresh.sizes(8, 13)
     fresh.record(8)
     assert loaded == [1]
@@ -144,7 +142,7 @@ def test_ids_are_a_lazy_sequence(three):
     assert (len(ids), ids[0], ids[-1], ids[6:9]) == (21, IDS[0], IDS[-1], IDS[6:9])
     with pytest.raises(IndexError):
         ids[21]
-    with pytest.raises(IndexError, match="has 21 examples"):
+    with pytest.raises(IndexError, match="there are 21 examples, asked for number 21"):
         ShardSource(three).record(21)
 
 
@@ -366,3 +364,39 @@ def test_shards_packed_anew_have_their_new_index_also_with_a_cache_folder(tmp_pa
             writer.write(Record("0.png", png(0), ".png", (Caption(text * (1 + 30 * (text == "b"))),)), (8, 8))
         source = ShardSource(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
         assert source.record(0).captions[0].text[0] == text
+
+
+def test_a_stamp_changes_with_the_shard_and_tells_its_examples_apart(three):
+    source = ShardSource(three)
+    stamps = [source.stamp(i) for i in range(21)]
+    assert len({*stamps}) == 21
+    assert None not in stamps
+    assert [ShardSource(three).stamp(i) for i in range(21)] == stamps
+    middle = three / "00001.tar"
+    os.utime(middle, ns=(1, 1))
+    changed = [ShardSource(three).stamp(i) != stamps[i] for i in range(21)]
+    assert changed == [False] * 7 + [True] * 7 + [False] * 7
+
+
+def test_what_this_project_packed_has_no_stamp_but_knows_its_digests(packed, monkeypatch):
+    source = ShardSource(packed)
+    assert [source.stamp(i) for i in range(3)] == [None] * 3
+    monkeypatch.setattr(ShardSource, "record", lambda *_: pytest.fail("an image was read"))
+    assert [source.digest(i) for i in range(3)] == [record.digest for record in RECORDS]
+
+
+def test_broken_texts_are_told_with_shard_and_example(tmp_path):
+    """The index is of whole texts, as long as the broken ones that come in their place."""
+    img2dataset_shard(tmp_path / "00000.tar", 2)
+    source = ShardSource(tmp_path)
+    source.check()
+    tar = tmp_path / "00000.tar"
+    span = source._checked().find(1).span("json")
+    stat = tar.stat()
+    with tar.open("r+b") as file:
+        file.seek(span.start)
+        file.write(b"[" * span.size)
+    os.utime(tar, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    for read in (source.record, source.captions_of):
+        with pytest.raises(OSError, match=r"^00000: 00000/000000001: "):
+            read(1)

@@ -280,6 +280,10 @@ class HubSource(Source):
         """16 bytes that tell this example's pixels apart; known beforehand of streamed ones."""
         return self._checked().digest(self._position(index))
 
+    def stamp(self, index: int) -> str | None:
+        """The dataset's fingerprint and the row, where it is on this machine and holds its images itself."""
+        return self._checked().stamp(self._position(index))
+
 
 def _of_split(dataset: Any, split: str) -> Any:
     """The split of what `load_from_disk` gave, which may be one alone."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +136,7 @@ class LocalRows:
         self._ids = None if columns.id is None else self._dataset.select_columns([columns.id])
         self._texts = None if columns.caption is None else self._dataset.select_columns([columns.caption])
         self.starts: Int[np.ndarray, " b"] = np.array([0, len(self._dataset)])
+        self._within: bool | None = None
 
     def learn(self) -> Facts:
         """Sizes and more of all rows, read in threads."""
@@ -177,3 +178,11 @@ class LocalRows:
     def digest(self, position: int) -> bytes:
         """16 bytes that tell the row's pixels apart."""
         return self.record(position).digest
+
+    def stamp(self, position: int) -> str | None:
+        """The dataset's fingerprint and the row; None where its images are files outside of it."""
+        if self._within is None:
+            first = self._dataset[0]
+            images = [value for name in self.columns.images if isinstance(value := first[name], Mapping)]
+            self._within = all(image.get("bytes") is not None for image in images)
+        return f"{self._dataset._fingerprint} {position}" if self._within else None

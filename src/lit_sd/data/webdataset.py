@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,12 +20,12 @@ from jaxtyping import Float, Int
 from lit_sd.data.caption_rules import Caption, CaptionRule
 from lit_sd.data.folder import BadFiles
 from lit_sd.data.packed.packing import MissingCaptions, Names, Policy
-from lit_sd.data.shards.files import Recent, ShardFiles
-from lit_sd.data.shards.index import Entry, ShardIndex
-from lit_sd.data.shards.members import ROLES, Reading, name_of
+from lit_sd.data.shards.files import ShardFiles
+from lit_sd.data.shards.members import ROLES, Reading
 from lit_sd.data.shards.remote import FetchedFiles, is_remote
 from lit_sd.data.shards.report import Shard, judge
 from lit_sd.data.shards.roots import Root, list_shards, shard_labels
+from lit_sd.data.shards.rows import ShardRow, ShardRows
 from lit_sd.data.shards.store import ShardIndexes
 from lit_sd.data.shards.texts import captions_of as stored_captions
 from lit_sd.data.shards.texts import extra_of, parse_json, weight_of
@@ -35,7 +36,6 @@ __all__ = ["ShardSource", "ShardWriter"]
 
 log = logging.getLogger(__name__)
 
-INDEXES_KEPT = 64
 CAPTIONS_TOLD = 10_000
 WHOLE = 1_000_000
 """Examples of shards on this machine that are shuffled as one."""
@@ -105,9 +105,7 @@ class ShardSource(Source):
         if self.cache_dir is not None:
             fetched = FetchedFiles(self.cache_dir / "shards", limit_gb=cache_gb, options=storage_options)
         self._files = ShardFiles(fetched)
-        self._counted = "captioned" if self.policy.skips_blank else "samples"
-        self._checked = False
-        self._recent: Recent[int, ShardIndex] = Recent(INDEXES_KEPT)
+        self._rows: ShardRows | None = None
 
     def check(self) -> None:
         """Finds the shards and indexes those that are new; later calls do nothing. `notes` then says what
@@ -118,7 +116,7 @@ class ShardSource(Source):
             FileNotFoundError: a folder or pattern finds nothing.
             OSError: a remote shard can't be fetched.
         """
-        if self._checked:
+        if self._rows is not None:
             return
         shards = list_shards(self.root, key=self.key, options=self.options)
         if self._files.fetched is None and (remote := [shard for shard in shards if is_remote(shard)]):
@@ -126,64 +124,60 @@ class ShardSource(Source):
                 f"{self.key} names {len(remote)} remote shards like {remote[0]}; set "
                 "data.cache_dir=FOLDER to where they are kept on this machine"
             )
-        self._indexes = ShardIndexes(
+        indexes = ShardIndexes(
             shards, self._files, self.reading, cache_dir=self.cache_dir, options=self.options
         )
-        self._labels = shard_labels(shards)
-        self._entries = self._indexes.entries(f"{self.name}: indexing shards")
+        labels, entries = shard_labels(shards), indexes.entries(f"{self.name}: indexing shards")
+        rows = ShardRows(indexes, entries, labels, self._files, self.policy.skips_blank)
         there = [
-            Shard(
-                self._labels[number], entry, partial(self._indexes.load, number), partial(self._name, number)
-            )
-            for number, entry in enumerate(self._entries)
+            Shard(labels[number], entry, partial(indexes.load, number), partial(rows.id_in, number))
+            for number, entry in enumerate(entries)
             if entry is not None
         ]
-        absent = [label for label, e in zip(self._labels, self._entries, strict=True) if e is None]
+        absent = [label for label, entry in zip(labels, entries, strict=True) if entry is None]
         notes = judge(f"{self.key}={self.root}", there, absent, self.policy)
-        counts = [0 if entry is None else self._used(entry) for entry in self._entries]
-        self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
-        if not self._starts[-1]:
+        if not len(rows):
             raise ValueError(
                 f"{self.key}={self.root}: no image is left: {'; '.join(notes) or 'none is there'}"
             )
-        self._weighted = any(entry is not None and entry.weighted for entry in self._entries)
-        self._checked, self.notes = True, notes
+        self._weighted = any(entry is not None and entry.weighted for entry in entries)
+        self._rows, self.notes = rows, notes
         for note in notes:
             log.info("%s: %s", self.name, note)
 
-    def _used(self, entry: Entry) -> int:
-        """How many of a shard's examples count."""
-        return getattr(entry, self._counted)
+    def _checked(self) -> ShardRows:
+        self.check()
+        assert self._rows is not None
+        return self._rows
 
     def __len__(self) -> int:
-        self.check()
-        return int(self._starts[-1])
+        return len(self._checked())
 
     def ids(self) -> Sequence[str]:
         """Names of the examples: as they were packed, or else `SHARD/KEY`."""
-        self.check()
-        return Names(len(self), self._id, self._ids)
+        rows = self._checked()
+        return Names(len(rows), rows.id_of, rows.ids)
 
     def blocks(self) -> Int[np.ndarray, " b"]:
         """Where each shard begins, and the end; shards of which nothing is used are left out. Of shards on
         this machine up to a million examples are one part: access to them is random, as to LMDB's.
         """
-        self.check()
-        if len(self) <= WHOLE and not any(map(is_remote, self._indexes.shards)):
-            return np.array([0, len(self)])
-        return np.unique(self._starts)
+        rows = self._checked()
+        if len(rows) <= WHOLE and not any(map(is_remote, rows.indexes.shards)):
+            return np.array([0, len(rows)])
+        return np.unique(rows.starts)
 
     def sizes(self, start: int = 0, stop: int | None = None) -> Int[np.ndarray, "n 2"]:
         """Upright (height, width) of the examples from `start` to before `stop`."""
-        parts = [index.sizes[rows] for index, rows in self._parts(start, stop)]
+        parts = [index.sizes[rows] for index, rows in self._checked().parts(start, stop)]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
 
     def draw_weights(self, start: int = 0, stop: int | None = None) -> Float[np.ndarray, " n"] | None:
         """How often each turn draws each example, where this project packed them with weights."""
-        self.check()
+        rows = self._checked()
         if not self._weighted:
             return None
-        parts = [index.weights[rows] for index, rows in self._parts(start, stop)]
+        parts = [index.weights[some] for index, some in rows.parts(start, stop)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def record(self, index: int) -> Record:
@@ -192,19 +186,17 @@ class ShardSource(Source):
         Raises:
             OSError: it can't be read any more; the message names its shard.
         """
-        shard, details, row = self._find(index)
-        files = self._read(shard, details, row, ROLES)
-        ident = self._name(shard, details, row)
-        try:
+        rows = self._checked()
+        found = rows.find(index)
+        files = rows.read(found, ROLES)
+        with self._naming(found):
             content = parse_json(files["json"]) if "json" in files else None
             captions = stored_captions(files.get("text"), content, self.reading.caption_key)
             weight = weight_of(content)
-        except ValueError as error:
-            raise OSError(f"{self._labels[shard]}: {ident}: {error}") from error
         return Record(
-            id=ident,
+            id=rows.id(found),
             image=files["image"],
-            suffix=name_of(details.names[row])[1],
+            suffix=found.suffix,
             captions=self.policy.captions(captions),
             mask=files.get("mask"),
             control=files.get("control"),
@@ -212,17 +204,38 @@ class ShardSource(Source):
             extra=extra_of(content),
         )
 
+    @contextmanager
+    def _naming(self, found: ShardRow) -> Iterator[None]:
+        """Makes an OSError that names the example of what is wrong in its texts."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError) as error:
+            rows = self._checked()
+            raise OSError(f"{rows.labels[found.shard]}: {rows.id(found)}: {error}") from error
+
     def digest(self, index: int) -> bytes:
         """16 bytes that tell this example's pixels apart; what this project packed knows them."""
-        shard, details, row = self._find(index)
-        if details.span(row, "json") is not None and details.ids[row]:
-            try:
-                return bytes.fromhex(parse_json(self._read(shard, details, row, ("json",))["json"])["digest"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise OSError(
-                    f"{self._labels[shard]}: {details.ids[row]}: its digest is no hex string"
-                ) from error
-        return super().digest(index)
+        rows = self._checked()
+        found = rows.find(index)
+        if found.span("json") is None or not found.packed_id:
+            return super().digest(index)
+        content = rows.read(found, ("json",))["json"]
+        with self._naming(found):
+            digest = parse_json(content).get("digest")
+            if not isinstance(digest, str):
+                raise ValueError(f"its digest is no hex string, but {digest!r}")
+            return bytes.fromhex(digest)
+
+    def stamp(self, index: int) -> str | None:
+        """Shard, its size and time, and the place in it; None of what this project packed, which knows its
+        digests, and may be copied.
+        """
+        rows = self._checked()
+        found = rows.find(index)
+        entry, span = found.details.entry, found.span("image")
+        if entry.mtime_ns is None or span is None:
+            return None
+        return f"{rows.indexes.shards[found.shard]} {entry.filesize} {entry.mtime_ns} {span.start}"
 
     def captions(self) -> list[str]:
         """The captions of all examples; of very many, the first 10,000."""
@@ -233,73 +246,32 @@ class ShardSource(Source):
         """An example's captions, where its pixels aren't needed."""
         if self.policy.one_for_all:
             return self.policy.captions(())
-        shard, details, row = self._find(index)
-        files = self._read(shard, details, row, ("text", "json"))
-        content = parse_json(files["json"]) if "json" in files else None
-        return self.policy.captions(stored_captions(files.get("text"), content, self.reading.caption_key))
+        rows = self._checked()
+        found = rows.find(index)
+        files = rows.read(found, ("text", "json"))
+        with self._naming(found):
+            content = parse_json(files["json"]) if "json" in files else None
+            stored = stored_captions(files.get("text"), content, self.reading.caption_key)
+        return self.policy.captions(stored)
 
     def identity(self) -> str:
         """Tells whether it holds the same examples in the same order as when training began."""
-        self.check()
-        digest = hashlib.sha256(repr((self._counted, self.reading.caption_key)).encode())
-        for label, entry in zip(self._labels, self._entries, strict=True):
-            if entry is not None and (count := self._used(entry)):
+        rows = self._checked()
+        counted = "captioned" if rows.captioned else "samples"
+        digest = hashlib.sha256(repr((counted, self.reading.caption_key)).encode())
+        for label, entry in zip(rows.labels, rows.entries, strict=True):
+            if entry is not None and (count := rows.used(entry)):
                 digest.update(f"{label}\0{count}\0{entry.names}\0".encode())
         return digest.hexdigest()[:16]
 
     def counts_file(self, key: str) -> Path | None:
         """Beside the indexes, where there are many shards: each index would have to be read to count."""
+        rows = self._checked()
         if len(self.blocks()) <= 2:
             return None
         depends = hashlib.sha256(key.encode())
-        for entry in self._entries:
+        for entry in rows.entries:
             if entry is not None:
                 depends.update(repr((entry.names, entry.filesize, entry.mtime_ns)).encode())
-        folder = self._indexes.folders[0].folder
+        folder = rows.indexes.folders[0].folder
         return folder / f"counts-{depends.hexdigest()[:16]}.npz" if os.access(folder, os.W_OK) else None
-
-    def _details(self, shard: int) -> ShardIndex:
-        entry = self._entries[shard]
-        index = self._indexes.load(shard)
-        if entry is None or index.entry.names != entry.names:
-            raise OSError(f"{self._indexes.shards[shard]}: its index changed while it was in use; start anew")
-        if self._used(entry) < entry.samples:
-            return index.take(np.flatnonzero(index.captioned))
-        return index
-
-    def _find(self, index: int) -> tuple[int, ShardIndex, int]:
-        """Number of an example's shard, the shard's index, and the example's row there."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name} has {len(self)} examples, asked for number {index}")
-        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return shard, self._recent.get(shard, self._details), index - int(self._starts[shard])
-
-    def _parts(self, start: int, stop: int | None) -> Iterator[tuple[ShardIndex, slice]]:
-        """The shards of a range of examples, and the rows of each."""
-        start, stop, _ = slice(start, stop).indices(len(self))
-        while start < stop:
-            shard, details, row = self._find(start)
-            count = min(stop - start, int(self._starts[shard + 1]) - start)
-            yield details, slice(row, row + count)
-            start += count
-
-    def _read(self, shard: int, details: ShardIndex, row: int, roles: Sequence[str]) -> dict[str, bytes]:
-        spans = {role: span for role in roles if (span := details.span(row, role)) is not None}
-        if not spans:
-            return {}
-        key = name_of(details.names[row])[0]
-        return self._files.read(self._indexes.shards[shard], key, spans, details.entry.filesize)
-
-    def _name(self, shard: int, details: ShardIndex, row: int) -> str:
-        """Id of an example."""
-        key = name_of(details.names[row])[0].removeprefix("./")
-        return details.ids[row] or f"{self._labels[shard]}/{key}"
-
-    def _id(self, index: int) -> str:
-        return self._name(*self._find(index))
-
-    def _ids(self) -> Iterator[str]:
-        for shard, count in enumerate(np.diff(self._starts).tolist()):
-            if count:
-                details = self._recent.get(shard, self._details)
-                yield from (self._name(shard, details, row) for row in range(count))

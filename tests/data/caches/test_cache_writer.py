@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import lmdb
 import pytest
@@ -109,6 +110,27 @@ def test_a_part_whose_writer_lives_is_left_alone(tmp_path):
     assert len(partial(tmp_path)) == 1
     writer.close()
     assert read(tmp_path, [key(0)]) == [b"0"]
+
+
+def test_a_part_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
+    """Another process that looks right before the renaming finds it locked, and leaves it alone."""
+    writer = PartWriter(tmp_path, "k", every=1)
+    writer.write(key(0), b"0")
+    rename, taken = Path.rename, []
+
+    def look_first(path, target):
+        if path.suffix == PARTIAL:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(take_over(tmp_path, "k") + 10 * len(list(tmp_path.glob("*/manifest.json"))))
+            taken.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", look_first)
+    writer.close()
+    assert taken == [10]
+    assert read(tmp_path, [key(0)]) == [b"0"]
+    assert not list(tmp_path.glob("*/writer.lock"))
 
 
 def test_a_torn_file_is_deleted_and_said(tmp_path, caplog):

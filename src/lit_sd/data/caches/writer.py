@@ -165,8 +165,8 @@ def _finish(path: Path, kind: str) -> int:
         (path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     except OSError as error:
         raise _not_written(path, error) from error
-    (path / LOCK).unlink(missing_ok=True)
-    path.rename(path.with_suffix(""))
+    part = path.rename(path.with_suffix(""))
+    (part / LOCK).unlink(missing_ok=True)  # only now: without it another process could take over
     return len(keys)
 
 
