@@ -26,20 +26,19 @@ def part(number):
 
 
 def counted(counts: Counts) -> dict:
-    return {shape: draws.tolist() for shape, draws in counts.draws.items()}
+    return {shape: sums.tolist() for shape, sums in counts.sums.items()}
 
 
-def test_draws_are_counted_by_part_and_shape():
+def test_images_are_counted_by_part_and_shape():
     counts = count(3, part)
     assert counted(counts) == {WIDE: [2, 0, 1], TALL: [1, 1, 0]}
     assert counts.held == {WIDE: 3, TALL: 2}
 
 
-def test_weights_are_rounded_as_they_add_up():
-    """Of 0.4 + 0.4 | 0.4 | 0.5 the sums are 0.8, 1.2 and 1.7: draws up to 1, 1 and 2."""
-    weights = [[0.4, 0.4], [0.4], [0.5]]
+def test_weights_are_summed():
+    weights = [[0.4, 0.4], [0.25], [0.5]]
     counts = count(3, lambda i: (np.full(len(weights[i]), code_of(WIDE)), np.array(weights[i])))
-    assert counted(counts) == {WIDE: [1, 0, 1]}
+    assert counted(counts) == {WIDE: [0.8, 0.25, 0.5]}
     assert counts.held == {WIDE: 4}
 
 

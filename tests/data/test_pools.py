@@ -181,6 +181,20 @@ def test_weights_of_small_parts_add_up():
     assert pool(more, shuffle_shards=3).cycle == {SQUARE: 560}
 
 
+@pytest.mark.parametrize("shuffle_shards", [None, 3])
+def test_no_image_is_left_out_however_parts_divide_them(shuffle_shards):
+    """Ten shards of two images of weights 0.4 and 0: 4 draws a turn, each image 40 times in 100 turns."""
+    source = SizedSource(20, starts=range(0, 20, 2), weights=[0.4, 0] * 10)
+    some = pool(source, shuffle_shards=shuffle_shards)
+    totals = Counter()
+    for turn in range(200):
+        counts = Counter(image for _, image, _ in drawn(some, 4 * turn, 4))
+        assert max(counts.values()) == 1
+        totals += counts
+    assert sorted(totals) == list(range(0, 20, 2))
+    assert all(abs(count - 80) < 42 for count in totals.values())  # six standard deviations of coins
+
+
 def test_parts_without_images_of_a_shape_are_passed_over():
     """Four shards, squares and oblong ones by turns, with weights, in one window."""
     sizes = ([(16, 16)] * 3 + [(24, 8)] * 3) * 2

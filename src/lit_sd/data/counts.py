@@ -5,7 +5,6 @@ Counting reads every image's size. Of very many shards that takes minutes, so wh
 
 import hashlib
 import json
-import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from lit_sd.aside import write_aside
 from lit_sd.data.transforms import Size
@@ -35,41 +34,40 @@ class Counts:
     """What a turn through a source draws.
 
     Attributes:
-        draws: of each part, by shape.
+        sums: by shape, the weights of each part's images: whole numbers where nothing has a weight.
         held: images of each shape.
         content: tells apart which images have which shape and weight.
     """
 
-    draws: dict[Size, Int[np.ndarray, " parts"]]
+    sums: dict[Size, Real[np.ndarray, " parts"]]
     held: dict[Size, int]
     content: str
 
 
 def count(parts: int, part: Callable[[int], Part]) -> Counts:
-    """Counts the draws of each part.
+    """Counts the images of each part.
 
     Args:
         parts: how many there are.
         part: gives one of them.
     """
     content = hashlib.sha256()
-    draws: dict[int, np.ndarray] = {}
+    sums: dict[int, np.ndarray] = {}
     held: dict[int, int] = {}
-    exact: dict[int, float] = {}
     for number in range(parts):
         codes, weights = part(number)
         content.update(codes.tobytes() + (b"" if weights is None else weights.tobytes()))
         for code in np.unique(codes[codes >= 0]).tolist():
             here = codes == code
-            images, before = int(here.sum()), exact.get(code, 0.0)
-            exact[code] = before + (images if weights is None else float(weights[here].sum()))
-            # Of the sums so far, not of each part: many small ones would otherwise round to nothing.
-            drawn = math.floor(exact[code] + 0.5) - math.floor(before + 0.5)
-            draws.setdefault(code, np.zeros(parts, np.int64))[number] = drawn
+            images = int(here.sum())
+            kind = np.int64 if weights is None else np.float64
+            sums.setdefault(code, np.zeros(parts, kind))[number] = (
+                images if weights is None else weights[here].sum()
+            )
             held[code] = held.get(code, 0) + images
     shapes = {code: (code >> 32, code & 0xFFFFFFFF) for code in held}
     return Counts(
-        {shapes[code]: found for code, found in draws.items()},
+        {shapes[code]: found for code, found in sums.items()},
         {shapes[code]: images for code, images in held.items()},
         content.hexdigest(),
     )
@@ -95,12 +93,12 @@ def kept(path: Path | None, parts: int, make: Callable[[], Counts]) -> Counts:
 
 
 def _save(path: Path, counts: Counts) -> None:
-    shapes = list(counts.draws)
+    shapes = list(counts.sums)
     told = {"held": [counts.held[shape] for shape in shapes], "content": counts.content}
-    table = np.stack([counts.draws[shape] for shape in shapes]) if shapes else np.zeros((0, 0), np.int64)
+    table = np.stack([counts.sums[shape] for shape in shapes]) if shapes else np.zeros((0, 0), np.int64)
     arrays: dict[str, Any] = {
         "shapes": np.array(shapes, np.int64).reshape(-1, 2),
-        "draws": table,
+        "sums": table,
         "told": np.frombuffer(json.dumps(told).encode(), np.uint8),
     }
     write_aside(path, lambda file: np.savez_compressed(file, **arrays))
@@ -110,7 +108,7 @@ def _load(path: Path, parts: int) -> Counts | None:
     """None where there is none, or one that can't be read."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            told, table = json.loads(arrays["told"].tobytes()), arrays["draws"]
+            told, table = json.loads(arrays["told"].tobytes()), arrays["sums"]
             shapes = [(height, width) for height, width in arrays["shapes"].tolist()]
             if shapes and table.shape != (len(shapes), parts):
                 return None

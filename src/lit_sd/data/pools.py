@@ -67,7 +67,7 @@ class Pool:
             for number, source in enumerate(sources)
         ]
         known = [square] if buckets is None else buckets.shapes
-        found = {shape for member in self.members for shape in member.draws}
+        found = {shape for member in self.members for shape in member.counts.sums}
         own = sorted(found - set(known), reverse=True)
         self.shapes: list[Size] = [shape for shape in [*known, *own] if shape in found]
         self.cycle = {shape: sum(self._turns(m, shape) for m in self.members) for shape in self.shapes}
@@ -81,8 +81,7 @@ class Pool:
     @staticmethod
     def _turns(member: Member, shape: Size) -> int:
         """A member's draws of a shape in a cycle."""
-        counts = member.draws.get(shape)
-        return 0 if counts is None else int(counts.sum()) * member.source.repeats
+        return member.draws(shape) * member.source.repeats
 
     @property
     def draws(self) -> int:

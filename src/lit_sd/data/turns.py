@@ -5,13 +5,14 @@ what comes before.
 """
 
 import hashlib
+import math
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from lit_sd.data.buckets import Buckets
 from lit_sd.data.counts import Counts, Part, code_of, count, kept
@@ -43,6 +44,24 @@ def joined(pieces: Sequence[Drawn]) -> Drawn:
     return Drawn(*(np.concatenate([piece[i] for piece in pieces]) for i in range(3)))
 
 
+class Turn(NamedTuple):
+    """One turn through a shape of a source.
+
+    Attributes:
+        order: of the parts.
+        ends: where each one's draws end, in that order.
+        counts: draws of each part.
+        bounds: sums of all weights before each part, and of all; empty where nothing has a weight.
+        first: where the first point lies, as a share of the points' distance.
+    """
+
+    order: Int[np.ndarray, " parts"]
+    ends: Int[np.ndarray, " parts"]
+    counts: Int[np.ndarray, " parts"]
+    bounds: Float[np.ndarray, " bounds"]
+    first: float
+
+
 class Member:
     """One source's draws, by shape.
 
@@ -70,7 +89,7 @@ class Member:
         self.starts = np.array([0, len(source)]) if whole else np.asarray(source.blocks(), np.int64)
         self.counts = self._count()
         self._recent = lru_cache(maxsize=64)(self._part)
-        self._turn = lru_cache(maxsize=16)(self._order_of)
+        self._turn = lru_cache(maxsize=16)(self._plan_of)
 
     def __getstate__(self) -> dict:
         raise TypeError("a plan is made in each process, not sent to it")
@@ -107,33 +126,45 @@ class Member:
         """Its images of a shape, all of them."""
         found = [
             int(self.starts[block]) + np.flatnonzero(self._part(block)[0] == code_of(shape))
-            for block in range(len(self.starts) - 1 if shape in self.draws else 0)
+            for block in np.flatnonzero(self.counts.sums.get(shape, ())).tolist()
         ]
         return np.concatenate(found).tolist() if found else []
 
-    @property
-    def draws(self) -> dict[Size, Int[np.ndarray, " parts"]]:
-        """Draws of each part in one turn, by shape."""
-        return self.counts.draws
+    def draws(self, shape: Size) -> int:
+        """Draws of a shape in one turn: its images' weights together, rounded."""
+        sums = self.counts.sums.get(shape)
+        return 0 if sums is None else math.floor(float(sums.sum()) + 0.5)
 
-    def _order_of(self, seed: int, epoch: int, turn: int, shape: Size) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the parts in a turn, and where each one's draws end."""
+    def _plan_of(self, seed: int, epoch: int, turn: int, shape: Size) -> Turn:
+        """How a turn goes through a shape.
+
+        Weights are kept to by systematic sampling of the whole turn: of points at equal distances, the first
+        at random, each image gets those that fall to its weight. So each is drawn as often as its weight
+        says, rounded down or up by chance, however the parts divide them.
+        """
         order = seeded(seed, epoch, self.source.name, 0, turn).permutation(len(self.starts) - 1)
-        return order, np.cumsum(self.draws[shape][order])
+        sums, draws = self.counts.sums[shape], self.draws(shape)
+        if sums.dtype == np.int64:
+            return Turn(order, np.cumsum(sums[order]), sums, np.zeros(0), 0.0)
+        first = seeded(seed, epoch, self.source.name, 5, turn, *shape).random()
+        ends = np.concatenate([[0.0], np.cumsum(sums)])
+        points = np.ceil(ends * (draws / ends[-1]) - first).astype(np.int64)
+        counts = np.diff(points)
+        return Turn(order, np.cumsum(counts[order]), counts, ends, first)
 
     def take(self, seed: int, epoch: int, shape: Size, start: int, stop: int) -> list[Drawn]:
         """The draws from `start` to before `stop` of the endless sequence of turns through a shape."""
-        each = int(self.draws[shape].sum())
+        each = self.draws(shape)
         pieces = []
         while start < stop:
             turn, low = divmod(start, each)
             high = min(each, low + stop - start)
-            order, ends = self._turn(seed, epoch, turn, shape)
-            first, last = np.searchsorted(ends, [low, high - 1], side="right")
+            plan = self._turn(seed, epoch, turn, shape)
+            first, last = np.searchsorted(plan.ends, [low, high - 1], side="right")
             for place in range(first, last + 1):
-                block = int(order[place])
-                begin = int(ends[place]) - int(self.draws[shape][block])
-                if begin == int(ends[place]):
+                block = int(plan.order[place])
+                begin = int(plan.ends[place]) - int(plan.counts[block])
+                if begin == int(plan.ends[place]):
                     continue
                 cell = self._cell(seed, epoch, turn, block, shape)
                 pieces.append(cell.at(slice(max(0, low - begin), high - begin)))
@@ -144,17 +175,19 @@ class Member:
         """A part's draws in a turn, in their order."""
         codes, weights = self._recent(block)
         images = np.flatnonzero(codes == code_of(shape))
-        rng = seeded(seed, epoch, self.source.name, 1, turn, block, *shape)
-        count = int(self.draws[shape][block])
+        plan = self._turn(seed, epoch, turn, shape)
+        count = int(plan.counts[block])
         again = np.zeros(count, np.int64)
         if weights is not None:
-            # Systematic sampling: each image as often as its weight says, rounded down or up by chance.
-            ends = np.cumsum(weights[images])
-            points = (np.arange(count) + rng.random()) * (ends[-1] / count)
-            rows = np.minimum(np.searchsorted(ends, points, side="right"), len(images) - 1)
+            images = images[weights[images] > 0]
+            before = int(plan.counts[:block].sum())
+            distance = plan.bounds[-1] / self.draws(shape)
+            points = (before + np.arange(count) + plan.first) * distance - plan.bounds[block]
+            rows = np.searchsorted(np.cumsum(weights[images]), points, side="right")
+            rows = np.minimum(rows, len(images) - 1)  # rounding may take one past the last
             again = np.arange(count) - np.searchsorted(rows, rows)
             images = images[rows]
-        mixed = rng.permutation(count)
+        mixed = seeded(seed, epoch, self.source.name, 1, turn, block, *shape).permutation(count)
         # Unlike for every draw of an image in the epoch, as far as 2^20 turns go.
         occurrence = turn + (again << 20)
         return Drawn(np.full(count, self.number), images[mixed] + int(self.starts[block]), occurrence[mixed])
