@@ -1,4 +1,4 @@
-"""Decoded pixels against values worked out by hand (F01, F08)."""
+"""Decoded pixels against values worked out by hand (F01, F02)."""
 
 import io
 import struct

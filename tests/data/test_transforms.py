@@ -1,4 +1,4 @@
-"""Scaling, crops and SDXL's six numbers against values worked out by hand (F02)."""
+"""Scaling, crops and SDXL's six numbers against values worked out by hand (F08, F10)."""
 
 import numpy as np
 import pytest
@@ -115,6 +115,7 @@ class WithPartners(SizedSource):
 
 @pytest.mark.parametrize("decoded_mb", [0, 1])
 def test_one_draw_serves_image_mask_and_control(decoded_mb):
+    """F10: the condition is a copy of the image; so it stays in 50 draws, bit for bit."""
     source = WithPartners([(30, 50)])
     examples = Examples({"a": source}, flip=0.5, decoded_mb=decoded_mb)
     draws = [examples[Draw("a", 0, epoch, 0, 24, 16)][0] for epoch in range(50)]
