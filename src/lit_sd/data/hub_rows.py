@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 from rich.progress import track
 
+from lit_sd.aside import write_aside
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.hub_columns import Columns, captions_of, judge, number, rows_of
 from lit_sd.data.source import Record
@@ -24,6 +24,7 @@ STEP = 64
 
 _AT_ONCE = 64
 """Steps that are given to the threads together: all would hold their results."""
+COLUMNS = ("sizes", "lengths", "weights", "captions")
 
 
 @dataclass
@@ -90,19 +91,10 @@ class Facts:
 
     def save(self, path: Path) -> None:
         """Writes them to a file, aside first."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{uuid4().hex}.new")
         texts = json.dumps([list(self.faults.items()), self.names]).encode()
-        with open(aside, "wb") as file:
-            np.savez_compressed(
-                file,
-                sizes=self.sizes,
-                lengths=self.lengths,
-                weights=self.weights,
-                captions=self.captions,
-                texts=np.frombuffer(texts, np.uint8),
-            )
-        os.replace(aside, path)
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        columns["texts"] = np.frombuffer(texts, np.uint8)
+        write_aside(path, lambda file: np.savez_compressed(file, **columns))
 
     @classmethod
     def load(cls, path: Path) -> "Facts | None":
@@ -111,7 +103,7 @@ class Facts:
             return None
         with np.load(path, allow_pickle=False) as found:
             faults, names = json.loads(found["texts"].tobytes())
-            columns = {column: found[column] for column in ("sizes", "lengths", "weights", "captions")}
+            columns = {name: found[name] for name in COLUMNS}
             return cls(**columns, faults=dict(faults), names=names)
 
     def identity(self) -> str:

@@ -173,8 +173,8 @@ class LmdbWriter:
             file.flush()
             os.fsync(file.fileno())
         os.replace(file.name, self._folder / MANIFEST)
-        (self._folder / _LOCK).unlink(missing_ok=True)
         os.rename(self._folder, self.out)
+        (self.out / _LOCK).unlink(missing_ok=True)  # only now: without it another could take over
         self._lock.release()
 
     def _release(self) -> None:

@@ -167,8 +167,8 @@ class ShardWriter:
         }
         data = json.dumps(listing, indent=1).encode()
         write_aside(self.partial / LISTING, lambda file: file.write(data))
-        (self.partial / LOCK).unlink(missing_ok=True)
         os.rename(self.partial, self.out)
+        (self.out / LOCK).unlink(missing_ok=True)  # only now: without it another could take over
         self._closed = True
         self._lock.release()
 
