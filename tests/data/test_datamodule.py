@@ -1,6 +1,7 @@
 """The DataModule: order over kills and resumes (contract 3), validation, prior, refusals."""
 
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,23 @@ def write(path: Path, count: int, size: tuple[int, int] = (20, 24)) -> Path:
 def data(root: Path, **options) -> SDDataModule:
     small = {"root": root, "prompt": "x", "batch_size": 2, "resolution": 16, "num_workers": 0, "flip": True}
     return folder(**{**shipped(), **small, **options})
+
+
+def test_all_ranks_and_epochs_share_one_plan_and_another_process_makes_its_own(tmp_path):
+    datamodule = data(write(tmp_path / "in", 6), buckets=True, bucket_step=8)
+    first, second = datamodule.batch_sampler(0, 2), datamodule.batch_sampler(1, 2)
+    assert first.pools[0] is second.pools[0]
+    batches = [[draw.image for draw in batch] for batch in first]
+    sent = pickle.loads(pickle.dumps(datamodule))
+    assert [[draw.image for draw in batch] for batch in sent.batch_sampler(0, 2)] == batches
+
+
+def test_of_very_many_images_the_first_are_measured(tmp_path, monkeypatch):
+    datamodule = data(write(tmp_path / "in", 6, (12, 24)))
+    assert "6 images are smaller than data.resolution=16 and are scaled up" in datamodule.report()
+    monkeypatch.setattr("lit_sd.data.source.MEASURED", 4)
+    expected = "4 images of the first 4 are smaller than data.resolution=16 and are scaled up"
+    assert expected in datamodule.report()
 
 
 class Recorder(L.LightningModule):
