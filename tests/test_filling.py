@@ -55,3 +55,12 @@ def test_data_without_a_cache_is_refused(config):
 def test_off_comes_as_false_from_yaml(config):
     assert prepare(config("data.cache=false")).datamodule.cache.mode == "off"
     assert prepare(config("data.cache=off")).datamodule.cache.mode == "off"
+
+
+def test_pruned_it_holds_what_this_config_asks_for(config, tmp_path):
+    """Both flips, then one of the two; the VAE and captions are the same."""
+    assert "8 latents" in fill(config("data.flip=true"))[0]
+    dropped = "dropped 4 latents and 0 captions that this config doesn't ask for"
+    assert fill(config("data.flip=false"), prune=True)[-1] == dropped
+    assert "8 latents" in (again := fill(config("data.flip=true"))[0])
+    assert "4 of them encoded now" in again

@@ -130,6 +130,33 @@ def requests_of(datamodule: SDDataModule, world_size: int) -> list[Request]:
     return requests
 
 
+def prune_caches(datamodule: SDDataModule, module: Any, latents: LatentCache, together: Together) -> str:
+    """Drops from the cache on disk what this run doesn't ask for: latents and texts of other images,
+    captions, options or encoders. All ranks call it, one does it; nothing else may use the cache meanwhile.
+    Texts stay where the run keeps none.
+
+    Returns:
+        A line on what was dropped.
+
+    Raises:
+        ValueError: a part is damaged.
+        OSError: there is no room for what stays.
+    """
+    texts: TextCache | None = module.cache
+
+    def work() -> tuple[int, int]:
+        if together.rank > 0:
+            return 0, 0
+        dropped = 0 if texts is None else texts.prune(texts_of(_sources(datamodule)))
+        return latents.prune(requests_of(datamodule, together.world_size)), dropped
+
+    dropped = together.run("pruning the cache", work)[0]
+    for cache in (latents, texts):
+        if cache is not None:
+            cache.parts.agree(together)
+    return f"dropped {dropped[0]} latents and {dropped[1]} captions that this config doesn't ask for"
+
+
 def report(datamodule: SDDataModule, latents: LatentCache, texts: TextCache | None) -> list[str]:
     """Lines on what the cache holds, what was new, and what it fixes."""
     choice = datamodule.cache

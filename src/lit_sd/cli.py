@@ -1,14 +1,18 @@
 """The console script `lit-sd`: what one does with data before a run, and with the run once it has trained."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lit_sd.prepare.settings import RULES
+
+if TYPE_CHECKING:
+    from lit_sd.prepare.program import Request
+    from lit_sd.prepare.settings import Settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -63,68 +67,74 @@ def generate(
         typer.echo(path)
 
 
+def judging(text: str, **more: Any) -> Any:
+    """An option of the rules."""
+    return typer.Option(help=text, rich_help_panel="Rules", **more)
+
+
+def captions(text: str) -> Any:
+    """An option of captions and weights."""
+    return typer.Option(help=text, rich_help_panel="Captions and weights")
+
+
+def reading(*names: str, text: str, **more: Any) -> Any:
+    """An option of how the data is read."""
+    return typer.Option(*names, help=text, rich_help_panel="Reading", **more)
+
+
 Data = Annotated[str, typer.Argument(help="Folder, packed data, shards, URL, or with --from hub a name.")]
 Kind = Annotated[
-    str | None, typer.Option("--from", help="folder, lmdb, webdataset or hub; by default what lies there.")
+    str | None, reading("--from", text="folder, lmdb, webdataset or hub; by default what lies there.")
 ]
 Read = Annotated[
     list[str] | None,
-    typer.Option(
-        "--read", help="NAME=VALUE, an option of the reader, like caption_column=label; repeatable."
-    ),
+    reading("--read", text="NAME=VALUE, an option of the reader, like caption_column=label; repeatable."),
 ]
-JUDGING, CAPTIONS = "Rules", "Captions and weights"
-
+MaskRoot = Annotated[
+    str | None, reading(text="Of a folder: another one, of masks with the images' names; it may lie in DATA.")
+]
+ControlRoot = Annotated[str | None, reading(text="Likewise of control images.")]
+RepeatFolders = Annotated[
+    bool, reading("--repeat-folders", text="Of a folder: images in a subfolder like 10_cat weigh 10.")
+]
+Storage = Annotated[
+    str | None, reading(text="Of fsspec's file systems, for shards elsewhere: JSON like '{\"anon\": true}'.")
+]
+Val = Annotated[str | None, judging("Rule leak: validation data; what it repeats is refused.")]
 Off = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--off",
-        help=f"A rule that is not to judge; repeatable. There is {', '.join(RULES)}.",
-        rich_help_panel=JUDGING,
-    ),
+    list[str] | None, judging(f"A rule that is not to judge; repeatable. There is {', '.join(RULES)}.")
 ]
-MinSide = Annotated[
-    int, typer.Option(help="Rule too_small: pixels of the smaller side.", rich_help_panel=JUDGING)
-]
-MaxAspect = Annotated[
-    float, typer.Option(help="Rule extreme_aspect: longer side over the shorter.", rich_help_panel=JUDGING)
-]
-MinDeviation = Annotated[
-    float, typer.Option(help="Rule blank: levels of 255 by which pixels deviate.", rich_help_panel=JUDGING)
-]
-MinCharacters = Annotated[
-    int, typer.Option(help="Rule caption_short, in bytes of UTF-8.", rich_help_panel=JUDGING)
-]
-MinWords = Annotated[int, typer.Option(help="Rule caption_short.", rich_help_panel=JUDGING)]
+MinSide = Annotated[int, judging("Rule too_small: pixels of the smaller side.")]
+MaxAspect = Annotated[float, judging("Rule extreme_aspect: longer side over the shorter.")]
+MinDeviation = Annotated[float, judging("Rule blank: levels of 255 by which pixels deviate.")]
+MinCharacters = Annotated[int, judging("Rule caption_short, in bytes of UTF-8.")]
+MinWords = Annotated[int, judging("Rule caption_short.")]
 MinEntropy = Annotated[
-    float,
-    typer.Option(
-        help="Rule caption_repetitive: of the words, as a share of what different ones have.",
-        rich_help_panel=JUDGING,
-    ),
+    float, judging("Rule caption_repetitive: of the words, as a share of what different ones have.")
 ]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="Rule caption_long, which is off without it; CLIP reads 77.", rich_help_panel=JUDGING),
-]
-Near = Annotated[
-    int,
-    typer.Option(
-        help="Rule near_duplicate: bits of 64 by which the hashes differ at most.", rich_help_panel=JUDGING
-    ),
-]
+MaxTokens = Annotated[int | None, judging("Rule caption_long, which is off without it; CLIP reads 77.")]
+Near = Annotated[int, judging("Rule near_duplicate: bits of 64 by which the hashes differ at most.")]
 NearColour = Annotated[
-    float,
-    typer.Option(
-        help="And levels of 255 by which the colours do, on average; 255 looks at none.",
-        rich_help_panel=JUDGING,
-    ),
+    float, judging("And levels of 255 by which the colours do, on average; 255 looks at none.")
 ]
-Tags = Annotated[
-    str, typer.Option(help="How captions fall into tags: comma, words, or auto.", rich_help_panel=CAPTIONS)
+Normalise = Annotated[bool, captions("Repair and tidy captions: encodings, NFC, spaces, stray separators.")]
+Tags = Annotated[str, captions("How captions fall into tags: comma, words, or auto.")]
+Balance = Annotated[float, captions("Draw rare tags more often: 0 is off, 0.5 usual, 1 draws all alike.")]
+BalanceMax = Annotated[float, captions("The largest weight; the mean is 1.")]
+Emphasis = Annotated[
+    str | None, captions("Template of the captions, like '{caption}, {rare}': the rarest tag.")
 ]
+SpotCheck = Annotated[int, typer.Option(help="Make a page on which a person judges so many examples.")]
+Answers = Annotated[Path | None, typer.Option(help="What that page saved; it counts more than the rules.")]
 Workers = Annotated[
     int | None, typer.Option(help="Processes that read; by default one for each core.", min=0)
+]
+Work = Annotated[Path | None, typer.Option(help="Folder of the reports and of what was scanned.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Scan, decide and report only.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote to OUT.")]
+CacheWords = Annotated[
+    str | None,
+    typer.Option(help="Words for train.py, like 'strategy=lora model=sd15': fill that run's cache, too."),
 ]
 
 
@@ -135,10 +145,11 @@ def prepare(
     to: Annotated[str, typer.Option(help="folder, lmdb or webdataset.")],
     kind: Kind = None,
     read: Read = None,
-    val: Annotated[
-        str | None,
-        typer.Option(help="Rule leak: validation data; what it repeats is refused.", rich_help_panel=JUDGING),
-    ] = None,
+    mask_root: MaskRoot = None,
+    control_root: ControlRoot = None,
+    repeat_folders: RepeatFolders = False,
+    storage_options: Storage = None,
+    val: Val = None,
     off: Off = None,
     min_side: MinSide = 256,
     max_aspect: MaxAspect = 3.0,
@@ -149,64 +160,51 @@ def prepare(
     max_tokens: MaxTokens = None,
     near: Near = 4,
     near_colour: NearColour = 16.0,
-    normalise: Annotated[
-        bool,
-        typer.Option(
-            help="Repair and tidy captions: encodings, NFC, spaces, stray separators.",
-            rich_help_panel=CAPTIONS,
-        ),
-    ] = True,
+    normalise: Normalise = True,
     tags: Tags = "auto",
-    balance: Annotated[
-        float,
-        typer.Option(
-            help="Draw rare tags more often: 0 is off, 0.5 usual, 1 draws all alike.",
-            rich_help_panel=CAPTIONS,
-        ),
-    ] = 0.0,
-    balance_max: Annotated[
-        float, typer.Option(help="The largest weight; the mean is 1.", rich_help_panel=CAPTIONS)
-    ] = 10.0,
-    emphasis: Annotated[
-        str | None,
-        typer.Option(
-            help="Template of the captions, like '{caption}, {rare}': the rarest tag.",
-            rich_help_panel=CAPTIONS,
-        ),
-    ] = None,
-    spot_check: Annotated[
-        int, typer.Option(help="Make a page on which a person judges so many examples.")
-    ] = 0,
-    answers: Annotated[
-        Path | None, typer.Option(help="What that page saved; it counts more than the rules.")
-    ] = None,
+    balance: Balance = 0.0,
+    balance_max: BalanceMax = 10.0,
+    emphasis: Emphasis = None,
+    spot_check: SpotCheck = 0,
+    answers: Answers = None,
     seed: Annotated[int, typer.Option(help="Of the spot check, and of what the report shows.")] = 0,
     workers: Workers = None,
-    work: Annotated[Path | None, typer.Option(help="Folder of the reports and of what was scanned.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Scan, decide and report only.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier run wrote to OUT.")
-    ] = False,
-    cache: Annotated[
-        str | None,
-        typer.Option(help="Words for train.py, like 'strategy=lora model=sd15': fill that run's cache, too."),
-    ] = None,
+    work: Work = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    cache: CacheWords = None,
 ) -> None:
     """Clean data and pack it. Stopped and run again it goes on; other options use the same scan."""
     chosen = {name: value for name, value in locals().items() if value is not None}
     with explained("prepare", resumes=True):
-        from lit_sd.prepare.program import Request  # imports torch, so not for --help
-        from lit_sd.prepare.program import prepare as run
-        from lit_sd.prepare.settings import Settings, chosen_settings, reader_options
+        from lit_sd.prepare.program import prepare as run  # imports torch, so not for --help
 
-        settings: Settings = chosen_settings(chosen)
-        folder = Path(f"{out}.prepare") if work is None else work
-        request = Request(data, folder, kind, reader_options(read or []), val, workers)
+        request, settings = asked(chosen, Path(f"{out}.prepare") if work is None else work)
         run(request, out, to, settings, answers=answers, dry_run=dry_run, overwrite=overwrite, say=typer.echo)
         if cache is not None and not dry_run:
             from lit_sd.filling import fill_from_words
 
             fill_from_words([f"data={to}", f"data.root='{out}'", *shlex.split(cache)])
+
+
+def asked(chosen: Mapping[str, Any], work: Path) -> tuple["Request", "Settings"]:
+    """What is to be read, and how it is judged, from a command's options."""
+    from lit_sd.prepare.program import Request
+    from lit_sd.prepare.settings import chosen_settings, reader_options, storage_options
+
+    options = reader_options(chosen.get("read", ()))
+    options |= {name: chosen[name] for name in ("mask_root", "control_root") if name in chosen}
+    options |= {"repeat_folders": True} if chosen["repeat_folders"] else {}
+    request = Request(
+        chosen["data"],
+        work,
+        kind=chosen.get("kind"),
+        read=options,
+        val=chosen.get("val"),
+        storage=storage_options(chosen.get("storage_options")),
+        workers=chosen.get("workers"),
+    )
+    return request, chosen_settings(chosen)
 
 
 @app.command()
@@ -231,6 +229,10 @@ def inspect(
     data: Data,
     kind: Kind = None,
     read: Read = None,
+    mask_root: MaskRoot = None,
+    control_root: ControlRoot = None,
+    repeat_folders: RepeatFolders = False,
+    storage_options: Storage = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; by default NAME.inspect, here.")
     ] = None,
@@ -253,15 +255,10 @@ def inspect(
     """Say what is in data: is it complete, what would be refused, which buckets would it train in."""
     chosen = {name: value for name, value in locals().items() if value is not None}
     with explained("inspect", resumes=True):
-        from lit_sd.prepare.program import Request
         from lit_sd.prepare.program import inspect as run
-        from lit_sd.prepare.settings import chosen_settings, reader_options
 
-        folder = Path(f"{Path(data).name or 'data'}.inspect") if out is None else out
-        request = Request(data, folder, kind, reader_options(read or []), None, workers)
         run(
-            request,
-            chosen_settings(chosen),
+            *asked(chosen, Path(f"{Path(data).name or 'data'}.inspect") if out is None else out),
             resolution=resolution,
             bucket_step=bucket_step,
             max_ratio=bucket_max_ratio,

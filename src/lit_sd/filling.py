@@ -10,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
-from lit_sd.caching import requests_of
+from lit_sd.caching import prune_caches, requests_of
 from lit_sd.command_line import check_command_line
 from lit_sd.config import ConfigError
 from lit_sd.data.caches.latent_cache import LatentCache
@@ -38,7 +38,7 @@ class NoTraining(L.LightningModule):
         return torch.optim.SGD(self.parameters())
 
 
-def fill_from_words(words: Sequence[str], shards: Path | None = None) -> list[str]:
+def fill_from_words(words: Sequence[str], shards: Path | None = None, *, prune: bool = False) -> list[str]:
     """Fills the cache of the run that `train.py` would make of these words; see `fill`.
 
     Words that make no config end the process with all their faults and status 2.
@@ -47,15 +47,16 @@ def fill_from_words(words: Sequence[str], shards: Path | None = None) -> list[st
     words = check_command_line(conf, "train", list(words))
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", overrides=words)
-    return fill(cfg, shards)
+    return fill(cfg, shards, prune=prune)
 
 
-def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:
+def fill(cfg: DictConfig, shards: str | Path | None = None, *, prune: bool = False) -> list[str]:
     """Encodes what a training run would read from its cache on disk, on all its devices, and trains nothing.
 
     Args:
         cfg: composed from `train.py`'s own overrides; `data.cache` counts as disk.
         shards: a folder to come, for the latents as tar shards; see `lit_sd.data.caches.latent_shards`.
+        prune: drop what the run doesn't ask for; nothing else may use the cache meanwhile.
 
     Returns:
         What was done, in lines; they are printed too.
@@ -68,7 +69,7 @@ def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:
     run = prepare(_without_training(cfg))
     data: Any = run.datamodule
     lines: list[str] = []
-    data.fill_cache = partial(_filled, run, data.fill_cache, shards, lines)
+    data.fill_cache = partial(_filled, run, data.fill_cache, shards, prune, lines)
     with own_ranks(run.cfg):
         run.trainer.fit(NoTraining(), datamodule=data)
     if run.trainer.is_global_zero:
@@ -76,16 +77,20 @@ def fill(cfg: DictConfig, shards: str | Path | None = None) -> list[str]:
     return lines
 
 
-def _filled(run: Run, fill_cache: Any, shards: str | Path | None, lines: list[str]) -> LatentCache:
+def _filled(
+    run: Run, fill_cache: Any, shards: str | Path | None, prune: bool, lines: list[str]
+) -> LatentCache:
     latents: LatentCache = fill_cache()
     data: Any = run.datamodule
     lines += [*latents.notes, f"train with data.cache=disk data.cache_dir={data.cache.path}"]
+    together = Together(run.trainer.global_rank, run.trainer.world_size)
     if shards is not None:
-        together = Together(run.trainer.global_rank, run.trainer.world_size)
         requests = requests_of(data, run.trainer.world_size)
         lines.append(
             f"latents as shards: {write_latent_shards(latents, requests, shards, together=together)}"
         )
+    if prune:
+        lines.append(prune_caches(data, run.module, latents, together))
     return latents
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import pickle
+import shutil
 import sys
 
 import numpy as np
@@ -16,7 +17,9 @@ from tiny_hub import CAPTIONS, IMAGE, cells, keep_caches_in, opened, parquet, pn
 from lit_sd.data import hub_rows, hub_shards
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.hub import HubSource
+from lit_sd.data.hub_columns import Columns
 from lit_sd.data.hub_rows import Facts
+from lit_sd.data.source import content_digest
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +220,43 @@ def test_images_outside_of_the_dataset_and_packed_ones_have_no_stamp(tmp_path):
     )
     assert opened(outside, tmp_path).stamp(0) is None
     assert opened(parquet(tmp_path / "in"), tmp_path, True).stamp(0) is None
+
+
+def test_a_dataset_saved_again_from_other_images_has_other_stamps(tmp_path):
+    """Its fingerprint is of the paths that the images were read from: it stays."""
+    file, stamps = tmp_path / "0.png", []
+    for i in (0, 1):
+        file.write_bytes(png(i))
+        features = Features({"image": IMAGE, "text": Value("string")})
+        Dataset.from_dict({"image": [str(file)], "text": ["x"]}, features=features).save_to_disk(
+            tmp_path / f"{i}"
+        )
+        shutil.rmtree(tmp_path / "in", ignore_errors=True)
+        (tmp_path / f"{i}").rename(tmp_path / "in")
+        source = opened(tmp_path / "in", tmp_path)
+        assert source.digest(0) == content_digest(png(i))
+        stamps.append(source.stamp(0).split(maxsplit=1))
+    assert stamps[0][0] == stamps[1][0]
+    assert stamps[0][1] != stamps[1][1]
+
+
+def test_one_image_outside_is_enough_for_no_stamps(tmp_path):
+    """Not only the first row counts; an image that is missing altogether is no file outside."""
+    (tmp_path / "1.png").write_bytes(png(1))
+    outside = {1: {"bytes": None, "path": str(tmp_path / "1.png")}}
+    missing = {1: None}
+    stamps = []
+    for name, second in (("outside", outside), ("missing", missing)):
+        root = parquet(
+            tmp_path / name, (3,), image=lambda i, s=second: s.get(i, {"bytes": png(i), "path": None})
+        )
+        source = opened(root, tmp_path, bad_files="skip")
+        stamps.append([source.stamp(0), source.stamp(1)])
+    assert stamps[0] == [None, None]
+    assert None not in stamps[1]
+
+
+def test_a_dataset_in_memory_alone_has_no_stamp(tmp_path):
+    """What it was made of may change, and nothing of it would tell."""
+    dataset = Dataset.from_dict(cells(range(2)), features=Features({"image": IMAGE, "text": Value("string")}))
+    assert hub_rows.LocalRows(dataset, Columns("image"), False, None).stamp(0) is None

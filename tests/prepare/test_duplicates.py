@@ -108,6 +108,17 @@ def test_what_the_validation_data_holds_is_refused_from_the_data(tmp_path: Path)
     }  # the validation data is forgotten
 
 
+def test_what_is_held_out_leaks_whatever_mask_it_is_trained_with(tmp_path: Path) -> None:
+    val = write_folder(tmp_path / "val", {"v1.png": (picture(1), "v"), "v2.png": (picture(2, 96, 96), "v")})
+    images = {"copy": picture(1), "near": picture(2, 96, 96).resize((64, 64)), "other": picture(3)}
+    data = write_folder(tmp_path / "in", {f"{name}.png": (image, name) for name, image in images.items()})
+    masks = {f"{name}.png": (picture(9), None) for name in images}
+    options = {"val": str(val), "read": {"mask_root": str(write_folder(tmp_path / "masks", masks))}}
+    leaks = {"copy.png": "leak", "near.png": "leak"}
+    assert refused(data, tmp_path / "out", **options) == leaks
+    assert refused(data, tmp_path / "out", off=("near_duplicate",), **options) == {"copy.png": "leak"}
+
+
 @pytest.mark.parametrize("change", ["crop", "colour", "mirror"])
 def test_what_a_person_would_call_another_picture_stays(change: str, tmp_path: Path) -> None:
     image = picture(1)

@@ -81,9 +81,22 @@ def test_pixels_are_told_apart_by_what_is_seen() -> None:
     png, bmp = (image_row(record(encoded(image, kind))) for kind in ("PNG", "BMP"))
     assert png.pixels == bmp.pixels
     assert png.digest != bmp.digest
-    expected = hashlib.blake2b(b"(64, 64)0", digest_size=16)
+    expected = hashlib.blake2b(b"(64, 64)", digest_size=16)
     expected.update(np.asarray(image).tobytes())
     assert png.pixels == expected.digest()
+
+
+def test_a_mask_leaves_the_pixels_alone_and_has_to_have_the_images_proportions() -> None:
+    image = encoded(picture(1, 100, 50))
+    plain, masked, wrong = (
+        image_row(record(image, mask=mask))
+        for mask in (None, encoded(picture(2, 50, 25)), encoded(picture(2, 50, 26)))
+    )
+    assert (plain.pixels, plain.parts, plain.error) == (masked.pixels, 0, None)
+    assert masked.parts
+    assert masked.error is None
+    # 100 * 26 / (50 * 50) is 1.04, and 1.01 is let pass.
+    assert wrong.error == "the mask is 50 x 26, the image 100 x 50: other proportions; cut them alike"
 
 
 def test_captions_stand_once_where_normalising_changes_nothing_and_twice_where_it_does() -> None:

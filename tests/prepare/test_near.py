@@ -1,14 +1,28 @@
-"""Banded lookup finds every near pair, and stays cheap where everything looks alike (against brute force)."""
+"""Banded lookup finds every near pair, and stays cheap where everything looks alike (against brute force);
+what is kept of a cluster, by hand.
+"""
 
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from lit_sd.prepare import near
-from lit_sd.prepare.database import Database, bits_apart
-from lit_sd.prepare.near import Clusters, Likeness, buckets, cut, find_clusters, find_leaks
+from lit_sd.prepare.database import DECISIONS, Database, bits_apart
+from lit_sd.prepare.duplicates import refuse_duplicates
+from lit_sd.prepare.near import (
+    Bucket,
+    Clusters,
+    Likeness,
+    buckets,
+    cut,
+    find_clusters,
+    find_leaks,
+    keepers,
+)
+from lit_sd.prepare.settings import Settings
 
 ALL = "SELECT key, phash, colour, parts FROM images"
 GREY = bytes(12)
@@ -43,16 +57,6 @@ def brute_pairs(hashes: list[int], distance: int) -> set[tuple[int, int]]:
     }
 
 
-def brute_clusters(count: int, pairs: set[tuple[int, int]]) -> set[frozenset[int]]:
-    groups = [{i} for i in range(count)]
-    for i, j in pairs:
-        if groups[i] is not groups[j]:
-            groups[i] |= groups[j]
-            for member in groups[j]:
-                groups[member] = groups[i]
-    return {frozenset(group) for group in groups if len(group) > 1}
-
-
 @pytest.mark.parametrize("distance", [0, 1, 4, 6])
 @pytest.mark.parametrize("direct", [1024, 4])
 def test_the_pairs_are_those_of_brute_force(distance: int, direct: int, tmp_path: Path, monkeypatch) -> None:
@@ -68,16 +72,68 @@ def test_the_pairs_are_those_of_brute_force(distance: int, direct: int, tmp_path
     assert found == expected
 
 
+def bucket_of(hashes: list[int], colours: npt.ArrayLike | None = None) -> Bucket:
+    grey = np.zeros((len(hashes), 12)) if colours is None else colours
+    return Bucket(np.arange(len(hashes)), np.array(hashes, np.uint64), np.array(grey, np.uint8))
+
+
+CHAIN = [(1 << 4 * i) - 1 for i in range(9)]
+"""Each hash has 4 bits more than the one before, so 8 bits lie between the first and the third."""
+
+
 @pytest.mark.parametrize("direct", [1024, 4])
-def test_the_clusters_are_those_of_brute_force(direct: int, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("order", "kept"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 2, 2, 4, 4, 6, 6, 8]),
+        ([8, 7, 6, 5, 4, 3, 2, 1, 0], [8, 8, 6, 6, 4, 4, 2, 2, 0]),
+        ([1, 0, 2, 3, 4, 5, 6, 7, 8], [1, 1, 1, 3, 3, 5, 5, 7, 7]),
+        ([4, 0, 8, 1, 7, 2, 6, 3, 5], [4, 0, 8, 0, 8, 2, 6, 4, 4]),
+    ],
+)
+def test_of_a_chain_goes_only_what_is_near_to_what_is_kept(
+    direct: int, order: list[int], kept: list[int], monkeypatch
+) -> None:
+    monkeypatch.setattr(near, "DIRECT", direct)  # 4 looks them up by band
+    found = keepers(bucket_of([CHAIN[i] for i in order]), Likeness(4, 16.0))
+    assert [order[i] for i in found] == kept
+
+
+@pytest.mark.parametrize(("colour", "kept"), [(9, [0, 1, 2]), (16, [0, 0, 2]), (20, [0, 0, 0])])
+def test_a_chain_of_colours_is_cut_too(colour: float, kept: list[int]) -> None:
+    levels = [[level] * 12 for level in (100, 110, 120)]
+    assert keepers(bucket_of([5, 5, 5], levels), Likeness(4, colour)).tolist() == kept
+
+
+@pytest.mark.parametrize("direct", [1024, 4])
+@pytest.mark.parametrize("distance", [0, 3, 6])
+def test_what_is_refused_is_what_one_finds_who_compares_all(
+    direct: int, distance: int, tmp_path: Path, monkeypatch
+) -> None:
+    """Largest first, each against all that are kept so far, with Python's own arithmetic."""
     monkeypatch.setattr(near, "DIRECT", direct)
     hashes = clustered_hashes(400, seed=9)
-    clusters = Clusters(tmp_path / "forest", len(hashes))
-    find_clusters(filled(tmp_path, hashes), ALL, Likeness(4, 255), clusters)
-    groups: dict[int, set[int]] = {}
-    for key, root in clusters.members():
-        groups.setdefault(root, set()).add(key)
-    assert {frozenset(group) for group in groups.values()} == brute_clusters(400, brute_pairs(hashes, 4))
+    sizes = np.random.default_rng(3).permutation(400) + 1
+    database = filled(tmp_path, hashes)
+    database.connection.executescript(DECISIONS)
+    database.many("UPDATE images SET width = 1, length = 1, height = ? WHERE key = ?", enumerate_sizes(sizes))
+    refuse_duplicates(database, Settings(near=distance, off=("exact_duplicate",)))
+    pairs = brute_pairs(hashes, distance)
+    kept: list[int] = []
+    expected = {}
+    for key in np.argsort(-sizes).tolist():
+        alike = [other for other in kept if (min(key, other), max(key, other)) in pairs]
+        if alike:
+            expected[key] = alike[0]
+        else:
+            kept.append(key)
+    assert len(expected) > 20 or distance == 0
+    told = database.all("SELECT key, json_extract(detail, '$.key') FROM verdicts")
+    assert dict(told) == expected
+
+
+def enumerate_sizes(sizes: np.ndarray) -> list[tuple[int, int]]:
+    return [(size, key) for key, size in enumerate(sizes.tolist())]
 
 
 def test_bands_cover_all_bits_once() -> None:
@@ -108,6 +164,19 @@ def test_many_alike_are_not_compared_pair_by_pair(tmp_path: Path, monkeypatch) -
     find_clusters(filled(tmp_path, [-1] * count), ALL, Likeness(4, 16), clusters)
     assert {root for _, root in clusters.members()} == {0}
     assert count <= sum(compared) < 200 * count  # of 4.5 million pairs, in each of 5 bands
+
+
+def test_a_cluster_of_copies_is_compared_once(monkeypatch) -> None:
+    compared = []
+    close = Likeness.close
+
+    def counted(self, bucket, among, to):
+        compared.append(len(among))
+        return close(self, bucket, among, to)
+
+    monkeypatch.setattr(Likeness, "close", counted)
+    assert keepers(bucket_of([7] * 3000), Likeness(4, 16)).tolist() == [0] * 3000
+    assert compared == [2999, 0, 0, 0, 0]  # the first band finds them all, the other four have none left
 
 
 def test_leaks_are_told_by_what_they_repeat_and_how_far_they_are(tmp_path: Path) -> None:

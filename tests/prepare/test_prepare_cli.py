@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_data import picture, write_folder
+from small_data import encoded, picture, write_folder
 from typer.testing import CliRunner
 
 from lit_sd.cli import app
 from lit_sd.data.folder import FolderSource
+from lit_sd.data.lmdb import LmdbSource
 from lit_sd.prepare.settings import RULES
 
 
@@ -106,6 +107,15 @@ def test_every_option_reaches_the_run(data: Path, tmp_path: Path) -> None:
         (["{in}", "{out}", "--to", "lmdb", "--read", "x"], "--read x: expected NAME=VALUE"),
         (["{in}", "{out}", "--to", "lmdb", "--from", "tar"], "--from tar: there is no such kind"),
         (["{in}", "{out}", "--to", "lmdb", "--max-aspect", "nan"], "--max-aspect=nan"),
+        (["{in}", "{out}", "--to", "lmdb", "--mask-root", "{in}/none"], "none does not exist"),
+        (
+            ["s.tar", "{out}", "--to", "lmdb", "--mask-root", "{in}"],
+            "--mask-root is for folders, but s.tar is",
+        ),
+        (["s.tar", "{out}", "--to", "lmdb", "--repeat-folders"], "--repeat-folders is for folders"),
+        (["{in}", "{out}", "--to", "lmdb", "--storage-options", "{}"], "--storage-options are for shards"),
+        (["{in}", "{out}", "--to", "lmdb", "--storage-options", "[1]"], "got JSON of another kind, list"),
+        (["{in}", "{out}", "--to", "lmdb", "--storage-options", "{anon}"], "got no JSON: Expecting property"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_one_line(
@@ -116,6 +126,26 @@ def test_what_cannot_be_used_is_told_in_one_line(
     assert result.exit_code == 2
     assert said in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_masks_and_repeats_of_a_folder_are_packed(data: Path, tmp_path: Path) -> None:
+    write_folder(data, {"5_more/9.png": (picture(9), "one more")})
+    masks = {name: (picture(20), None) for name in ("0.png", "1.png", "2.png", "black.png", "5_more/9.png")}
+    write_folder(data / "masks", masks)
+    write_folder(tmp_path / "edges", masks)
+    more = ["--mask-root", str(data / "masks"), "--control-root", str(tmp_path / "edges"), "--repeat-folders"]
+    out = tmp_path / "out"
+    result = call("prepare", str(data), str(out), "--to", "lmdb", "--min-side", "64", "--workers", "1", *more)
+    assert result.exit_code == 0, result.output
+    assert "kept 4, refused 1" in result.output
+    source = LmdbSource(out)
+    assert list(source.ids()) == ["0.png", "1.png", "2.png", "5_more/9.png"]
+    record = source.record(3)
+    assert (record.mask, record.control, record.weight) == (encoded(picture(20)), encoded(picture(20)), 5)
+    looked = call("inspect", str(data), "--out", str(tmp_path / "look"), "--workers", "1", *more)
+    assert looked.exit_code == 0, looked.output
+    assert "folder of 5 examples" in looked.output
+    assert "draws of the images by folder: 5_more x5" in looked.output
 
 
 def test_inspect_reports_and_packs_nothing(data: Path, tmp_path: Path, monkeypatch) -> None:

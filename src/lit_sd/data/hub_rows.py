@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,6 @@ class LocalRows:
         self._ids = None if columns.id is None else self._dataset.select_columns([columns.id])
         self._texts = None if columns.caption is None else self._dataset.select_columns([columns.caption])
         self.starts: Int[np.ndarray, " b"] = np.array([0, len(self._dataset)])
-        self._within: bool | None = None
 
     def learn(self) -> Facts:
         """Sizes and more of all rows, read in threads."""
@@ -172,9 +172,26 @@ class LocalRows:
         return self.record(position).digest
 
     def stamp(self, position: int) -> str | None:
-        """The dataset's fingerprint and the row; None where its images are files outside of it."""
-        if self._within is None:
-            first = self._dataset[0]
-            images = [value for name in self.columns.images if isinstance(value := first[name], Mapping)]
-            self._within = all(image.get("bytes") is not None for image in images)
-        return f"{self._dataset._fingerprint} {position}" if self._within else None
+        """The dataset's fingerprint, its files' sizes and times, and the row; None where these don't tell its
+        images: some are files outside of it, or all of it is in memory alone.
+        """
+        return None if self._state is None else f"{self._state} {position}"
+
+    @cached_property
+    def _state(self) -> str | None:
+        files = [Path(file["filename"]).stat() for file in self._dataset.cache_files]
+        if not files or any(_outside(self._dataset.data.column(name)) for name in self.columns.images):
+            return None
+        # The fingerprint tells where images came from, not what was in them when they were saved.
+        return " ".join([self._dataset._fingerprint, *(f"{f.st_size} {f.st_mtime_ns}" for f in files)])
+
+
+def _outside(column: Any) -> bool:
+    """Whether a column of images, a `pyarrow.ChunkedArray`, names files instead of holding them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_struct(column.type):
+        return not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type))
+    held, named = (pc.is_valid(pc.struct_field(column, field)) for field in ("bytes", "path"))
+    return bool(pc.any(pc.and_(named, pc.invert(held))).as_py())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-VERSION = "1"
+VERSION = "2"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS chunks(part TEXT, start INTEGER, PRIMARY KEY(part, start)) WITHOUT ROWID;

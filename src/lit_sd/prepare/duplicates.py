@@ -1,10 +1,17 @@
-"""Which examples repeat others, or the validation data; of those that go together the largest is kept."""
+"""Which examples repeat others, or the validation data. The largest are kept first, and what repeats none of
+these.
+"""
 
 import tempfile
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
+
 from lit_sd.prepare.database import Database
-from lit_sd.prepare.near import Clusters, Likeness, find_clusters, find_leaks
+from lit_sd.prepare.near import Clusters, Likeness, find_clusters, find_leaks, gather, keepers
 from lit_sd.prepare.settings import Settings
 
 LEFT = "SELECT * FROM images WHERE key >= 0 AND error IS NULL AND key NOT IN (SELECT key FROM verdicts)"
@@ -12,6 +19,8 @@ LEFT = "SELECT * FROM images WHERE key >= 0 AND error IS NULL AND key NOT IN (SE
 
 LARGEST = "height * width DESC, length DESC, id, key"
 HASHES = "key, phash, colour, parts"
+LOOKS = "key, phash, colour, 0 AS parts"
+"""The same, of the image alone."""
 
 
 def likeness(settings: Settings) -> Likeness:
@@ -20,22 +29,23 @@ def likeness(settings: Settings) -> Likeness:
 
 
 def refuse_duplicates(database: Database, settings: Settings) -> None:
-    """Refuses all but the largest of those with the same pixels, then of those that look the same."""
+    """Refuses all but the largest of those with the same pixels; then each that looks like a larger one that
+    is kept.
+    """
     if settings.judges("exact_duplicate"):
         _refuse(
             database,
             "exact_duplicate",
-            f"SELECT key, first_value(key) OVER (PARTITION BY pixels ORDER BY {LARGEST}) AS keeper "
+            f"SELECT key, first_value(key) OVER (PARTITION BY pixels, parts ORDER BY {LARGEST}) AS keeper "
             f"FROM ({LEFT})",
         )
     if settings.judges("near_duplicate"):
         _find_clusters(database, settings)
-        _refuse(
-            database,
-            "near_duplicate",
-            f"SELECT key, first_value(key) OVER (PARTITION BY root ORDER BY {LARGEST}) AS keeper "
-            f"FROM clusters JOIN images USING (key)",
-        )
+        database.do("DROP TABLE IF EXISTS temp.refused")
+        database.do("CREATE TEMP TABLE refused(key INTEGER PRIMARY KEY, keeper INTEGER)")
+        database.many("INSERT INTO refused VALUES (?, ?)", _refused_of_clusters(database, settings))
+        _refuse(database, "near_duplicate", "SELECT key, keeper FROM refused")
+        database.do("DROP TABLE temp.refused")
         database.do("DROP TABLE temp.clusters")
 
 
@@ -61,9 +71,22 @@ def _find_clusters(database: Database, settings: Settings) -> None:
         del clusters
 
 
+def _refused_of_clusters(database: Database, settings: Settings) -> Iterator[tuple[int, int]]:
+    """(example, the kept one that it looks like) of all that go; one cluster is in memory at a time."""
+    rows = database.rows(
+        "SELECT root, parts, key, phash, colour FROM clusters JOIN images USING (key) "
+        f"ORDER BY root, {LARGEST}"
+    )
+    for _, group in groupby(rows, key=itemgetter(0)):
+        bucket = gather(group)
+        kept = keepers(bucket, likeness(settings))
+        gone = np.flatnonzero(kept != np.arange(len(kept)))
+        yield from zip(bucket.keys[gone].tolist(), bucket.keys[kept[gone]].tolist(), strict=True)
+
+
 def refuse_leaks(database: Database, settings: Settings) -> None:
     """Refuses what is in the validation data, with the same pixels or, unless near duplicates are off, with
-    the same looks.
+    the same looks; whatever mask or control image either has.
     """
     held_out = "SELECT * FROM images WHERE key < 0 AND error IS NULL"
     database.do("DROP TABLE IF EXISTS temp.leaks")
@@ -74,8 +97,8 @@ def refuse_leaks(database: Database, settings: Settings) -> None:
     )
     if settings.judges("near_duplicate"):
         both = (
-            f"SELECT {HASHES} FROM ({LEFT}) WHERE key NOT IN (SELECT key FROM leaks) "
-            f"UNION ALL SELECT {HASHES} FROM ({held_out})"
+            f"SELECT {LOOKS} FROM ({LEFT}) WHERE key NOT IN (SELECT key FROM leaks) "
+            f"UNION ALL SELECT {LOOKS} FROM ({held_out})"
         )
         nearer = "INSERT INTO near_leaks VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET " + (
             "other = excluded.other, distance = excluded.distance "

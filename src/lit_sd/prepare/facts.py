@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import math
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 from PIL import Image
 
 from lit_sd.data.decoding import decode
+from lit_sd.data.folder_files import SAME_RATIO
 from lit_sd.data.source import Record, content_digest
+from lit_sd.data.transforms import Size
 from lit_sd.prepare.caption_text import caption_facts, ftfy, normalise, tokenizer, valid
 from lit_sd.prepare.database import printable
 from lit_sd.prepare.examples import Unreadable
@@ -84,13 +87,24 @@ def image_row(record: Record) -> ImageRow:
         row.height, row.width = decoded.size
         for name, data in (("mask", record.mask), ("control image", record.control)):
             if data is not None:
-                decode(data, f"the {name}")
+                require_alike(decoded.size, decode(data, f"the {name}").size, name)
         _look(decoded.image, row)
     except ImportError:
         raise
     except Exception as error:  # Pillow raises what it likes on broken files
         row.error = printable(str(error) or type(error).__name__)
     return row
+
+
+def require_alike(size: Size, other: Size, name: str) -> None:
+    """Raises ValueError where a mask or control image has other proportions than its image, as training
+    does.
+    """
+    if abs(math.log(size[0] * other[1] / (size[1] * other[0]))) > SAME_RATIO:
+        raise ValueError(
+            f"the {name} is {other[1]} x {other[0]}, the image {size[1]} x {size[0]}: other proportions; "
+            "cut them alike"
+        )
 
 
 def _parts(record: Record) -> int:
@@ -102,7 +116,7 @@ def _parts(record: Record) -> int:
 
 def _look(image: Image.Image, row: ImageRow) -> None:
     """Fills in what the pixels say."""
-    pixels = hashlib.blake2b(f"{image.size}{row.parts}".encode(), digest_size=16)
+    pixels = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
     pixels.update(image.tobytes())
     row.pixels = pixels.digest()
     small = image.resize((SMALL, SMALL), Image.Resampling.BOX)

@@ -1,24 +1,26 @@
 """An image folder read by index, whatever is wrong with its files; their list is on disk, not in memory."""
 
-import hashlib
 import json
 import os
 import posixpath
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from lit_sd.data.buckets import listed
 from lit_sd.data.caption_rules import Caption
 from lit_sd.data.captions import PARTNERS, SIDECARS, TABLES
-from lit_sd.data.folder import EXTENSIONS, no_folder
+from lit_sd.data.folder_files import EXTENSIONS, no_folder, repeated_folder
 from lit_sd.data.source import Record
 from lit_sd.prepare.caption_text import read_text
 from lit_sd.prepare.examples import Input, Unreadable
+from lit_sd.prepare.folder_files import SCHEMA as APART
+from lit_sd.prepare.folder_files import PartnerFolders, walk
 from lit_sd.prepare.folder_rows import Faults, Row, merged, table_rows
 
 SCHEMA = """
-CREATE TABLE found(name BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE found(name BLOB PRIMARY KEY, stem BLOB) WITHOUT ROWID;
 CREATE TABLE beside(stem BLOB, rank INTEGER, name BLOB, PRIMARY KEY(stem, rank, name)) WITHOUT ROWID;
 CREATE TABLE tables(name BLOB PRIMARY KEY);
 CREATE TABLE told(name BLOB PRIMARY KEY, id TEXT, details TEXT) WITHOUT ROWID;
@@ -26,39 +28,6 @@ CREATE TABLE partners(name BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE images(idx INTEGER PRIMARY KEY, name BLOB);
 """
 EMPTY: Row = {"captions": [], "weight": 1.0, "mask": None, "control": None, "id": None, "extra": {}}
-
-
-class Stamp(NamedTuple):
-    """A file below the folder: its path, and what tells whether it has changed."""
-
-    name: str
-    size: int
-    time: int
-
-
-def walk(root: Path) -> Iterator[Stamp]:
-    """All files below `root` in the order of the file system; those that `list_folder` passes over are."""
-    waiting, seen = [(str(root), "")], set()
-    while waiting:
-        folder, prefix = waiting.pop()
-        real = os.path.realpath(folder)
-        if real in seen:  # a link that leads back up
-            continue
-        seen.add(real)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if entry.name != "__MACOSX":
-                        waiting.append((entry.path, f"{prefix}{entry.name}/"))
-                    continue
-                try:
-                    stat = entry.stat()
-                except OSError:  # a link that leads nowhere: told when it is read
-                    yield Stamp(prefix + entry.name, -1, -1)
-                    continue
-                yield Stamp(prefix + entry.name, stat.st_size, stat.st_mtime_ns)
 
 
 class FolderInput(Input):
@@ -71,6 +40,10 @@ class FolderInput(Input):
         caption_ext: extension of the files with captions; None tries the usual ones, after the tables.
         caption_column: key of the captions in tables.
         caption_lines: "join" makes one caption of a text file, "each" one of each line.
+        mask_root: a folder of masks with the images' names, whatever their extensions. It may lie below
+            `root`; what is in it are no images then.
+        control_root: likewise of control images.
+        repeat_folders: images of a subfolder named like `10_cat` weigh ten times as much.
 
     Attributes:
         notes: what was found and passed over.
@@ -91,6 +64,9 @@ class FolderInput(Input):
         caption_ext: str | None = None,
         caption_column: str | None = None,
         caption_lines: str = "join",
+        mask_root: str | None = None,
+        control_root: str | None = None,
+        repeat_folders: bool = False,
     ) -> None:
         if caption_lines not in ("join", "each"):
             raise ValueError(f"caption_lines={caption_lines}: expected join or each")
@@ -99,6 +75,8 @@ class FolderInput(Input):
             raise FileNotFoundError(no_folder("input", self.root))
         self.extensions = SIDECARS if caption_ext is None else ("." + caption_ext.removeprefix(".").lower(),)
         self.use_tables, self.column, self.lines = caption_ext is None, caption_column, caption_lines
+        self.partners = PartnerFolders(self.root, {"mask": mask_root, "control": control_root})
+        self.repeat_folders = repeat_folders
         self.notes: list[str] = []
         self._path = work / f"{name}.sqlite"
         self._process: int | None = None
@@ -111,7 +89,7 @@ class FolderInput(Input):
         new.unlink(missing_ok=True)
         connection = sqlite3.connect(new, isolation_level=None)
         try:
-            connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + SCHEMA)
+            connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + SCHEMA + APART)
             connection.execute("BEGIN")
             self._fingerprint = self._insert(connection)
             faults = Faults()
@@ -128,6 +106,7 @@ class FolderInput(Input):
             if strangers := connection.execute(query).fetchone()[0]:
                 self.notes.append(f"{strangers} rows of tables name images that are not in the folder")
             self.notes += faults.notes()
+            self.partners.check(connection)
             connection.execute("COMMIT")
         finally:
             connection.close()
@@ -137,15 +116,18 @@ class FolderInput(Input):
 
     def _insert(self, connection: sqlite3.Connection) -> str:
         """Enters all files; a number that any change of a file, its size or its time changes."""
-        sum_ = count = foreign = 0
+        sum_, count, foreign = self.partners.insert(connection), 0, 0
+        turns: dict[str, int] = {}
         for stamp in walk(self.root):
             count += 1
             name = os.fsencode(stamp.name)
-            digest = hashlib.blake2b(b"%s\0%d\0%d" % (name, stamp.size, stamp.time), digest_size=8)
-            sum_ += int.from_bytes(digest.digest())
+            sum_ += stamp.number()
             stem, extension = posixpath.splitext(stamp.name)
             if extension.lower() in EXTENSIONS:
-                connection.execute("INSERT INTO found VALUES (?)", (name,))
+                if not stamp.name.startswith(self.partners.within):
+                    connection.execute("INSERT INTO found VALUES (?, ?)", (name, os.fsencode(stem)))
+                    if named := repeated_folder(stamp.name):
+                        turns["_".join(named)] = int(named[0])
             elif posixpath.basename(stamp.name) in TABLES:
                 if self.use_tables:
                     connection.execute("INSERT INTO tables VALUES (?)", (name,))
@@ -156,6 +138,7 @@ class FolderInput(Input):
                 foreign += 1
         if foreign:
             self.notes.append(f"{foreign} files that are neither images nor captions are passed over")
+        self.notes += notes_on(turns, self.repeat_folders)
         return f"{count}-{sum_ % 2**64:016x}"
 
     def _insert_rows(self, connection: sqlite3.Connection, table: str, faults: Faults) -> None:
@@ -192,14 +175,19 @@ class FolderInput(Input):
         path = self.root / name
         try:
             image = path.read_bytes()
-            parts = {kind: (self.root / row[kind]).read_bytes() for kind in PARTNERS if row[kind]}
+            names = {
+                kind: row[kind] or self.partners.find(self._connection(), kind, name) for kind in PARTNERS
+            }
+            parts = {kind: (self.root / file).read_bytes() for kind, file in names.items() if file}
         except (OSError, ValueError) as error:
             return Unreadable(id, str(error))
         captions = [Caption(*pair) for pair in row["captions"]]
         if not any(caption.text for caption in captions):
             captions = self._beside(name)
+        named = repeated_folder(name) if self.repeat_folders else None
+        weight = row["weight"] * (1 if named is None else int(named[0]))
         return Record(
-            id, image, path.suffix.lower(), tuple(captions), weight=row["weight"], extra=row["extra"], **parts
+            id, image, path.suffix.lower(), tuple(captions), weight=weight, extra=row["extra"], **parts
         )
 
     def _id(self, name: str, blob: bytes, told: str | None) -> str:
@@ -236,6 +224,24 @@ class FolderInput(Input):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None, "_process": None}
+
+
+def notes_on(turns: dict[str, int], repeat: bool) -> list[str]:
+    """What to tell of folders named like `10_cat`, as training does.
+
+    Args:
+        turns: the number of each folder.
+        repeat: whether its images are drawn as often.
+    """
+    if repeat:
+        shown = [f"{name} x{times}" for name, times in sorted(turns.items())]
+        return [f"draws of the images by folder: {listed(shown or ['none is named like 10_cat'])}"]
+    if all(times == 1 for times in turns.values()):
+        return []
+    return [
+        f"the numbers of these folders repeat nothing: {listed(sorted(turns))}; with "
+        "--repeat-folders their images would be drawn as often, on top of the weights in tables"
+    ]
 
 
 def _plain(name: str | None) -> str | None:

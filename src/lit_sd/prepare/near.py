@@ -1,4 +1,5 @@
-"""Near duplicates: pairs of 64-bit hashes that differ by few bits, found by banded lookup.
+"""Near duplicates: pairs of 64-bit hashes that differ by few bits, found by banded lookup. They are joined to
+clusters, and of each cluster the best is kept, and what is not near one that is kept.
 
 The 64 bits are cut into d + 1 bands. Hashes that differ by at most d bits agree in at least one band, so that
 only those with an equal band are compared, and no pair is missed. SQLite sorts by each band in turn, on disk
@@ -196,6 +197,46 @@ def find_clusters(database: Database, query: str, likeness: Likeness, clusters: 
     for bucket in buckets(database, query, likeness.bits):
         for some, others in links(bucket, likeness):
             clusters.join_all(some, others)
+
+
+def keepers(bucket: Bucket, likeness: Likeness) -> np.ndarray:
+    """For which kept example each one is refused, as indexes [n]; its own, where it is kept itself.
+
+    Each is refused for the first that is kept and looks like it: what looks like a refused one only, stays.
+
+    Args:
+        bucket: in the order in which they are to be kept, the best first.
+        likeness: when two look the same.
+    """
+    kept = np.full(len(bucket), -1)
+    bands = _by_band(bucket, likeness.bits)
+    for i in range(len(bucket)):
+        if kept[i] >= 0:
+            continue
+        kept[i] = i
+        for groups, places in bands:
+            group = groups[places[i]]
+            group = group[kept[group] < 0]
+            near = likeness.close(bucket, group, i)
+            kept[group[near]] = i
+            groups[places[i]] = group[~near]
+    return kept
+
+
+def _by_band(bucket: Bucket, distance: int) -> list[tuple[list[np.ndarray], np.ndarray]]:
+    """For each band, the indexes that share its bits, and in which of these groups each example is. All are
+    in one group where they are few.
+    """
+    masks = [0]
+    if len(bucket) > DIRECT:
+        masks = [sum(1 << bit for bit in band) for band in cut(list(range(64)), distance + 1)]
+    found = []
+    for mask in masks:
+        _, places = np.unique(bucket.hashes & np.uint64(mask), return_inverse=True)
+        order = np.argsort(places, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(places[order])) + 1)
+        found.append((groups, places))
+    return found
 
 
 def find_leaks(

@@ -55,9 +55,8 @@ def write_report(
     _write(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     refusing = [rule for rule, told in report["rules"].items() if told["refused"] and rule not in COMPARED]
     version = int(settings.normalise)
-    with progress(
-        "pictures of the report", SHOWN_KEPT + SHOWN_PAIRS + SHOWN_OF_A_RULE * len(refusing)
-    ) as advance:
+    total = SHOWN_KEPT + SHOWN_PAIRS + SHOWN_OF_A_RULE * len(refusing)
+    with progress("pictures of the report", total) as advance:
 
         def of(query: str, count: int) -> list[dict[str, Any]]:
             found = []

@@ -37,6 +37,7 @@ class Request:
         kind: of the data; None looks.
         read: options of the reader.
         val: validation data, of any kind that can be seen from what lies there.
+        storage: of fsspec's file systems, for shards that are elsewhere, of both.
         workers: processes; None takes one for each core.
     """
 
@@ -45,6 +46,7 @@ class Request:
     kind: str | None = None
     read: Mapping[str, Any] = field(default_factory=dict)
     val: str | None = None
+    storage: Mapping[str, Any] | None = field(default=None, repr=False)  # there may be secrets in it
     workers: int | None = None
 
     @property
@@ -52,6 +54,32 @@ class Request:
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that is being done.
+
+    Attributes:
+        request: what was asked for.
+        settings: the rules and what comes of captions and weights.
+        database: what is known so far.
+        data: the examples.
+        val: those of the validation data.
+        say: is told what happens.
+    """
+
+    request: Request
+    settings: Settings
+    database: Database
+    data: Input
+    val: Input | None
+    say: Say
+
+    def key(self, *more: str) -> str:
+        """Tells what these choices and this data give from what others do."""
+        val = "" if self.val is None else self.val.identity()
+        return self.settings.key(*more, self.data.identity(), val)
 
 
 def prepare(
@@ -82,24 +110,22 @@ def prepare(
         OSError: what is needed is not there, or can't be read or written.
         ModuleNotFoundError: an extra isn't installed.
     """
-    if form not in get_args(Form):
-        raise ValueError(f"--to {form}: there is no such form{hint(form, get_args(Form))}")
     out = out.expanduser().absolute()
+    refuse_form(form)
     refuse_inside(request, out)
     given = {} if answers is None else read_answers(answers)
-    with opened(request) as (database, data, val):
-        key = settings.key(form, str(sorted(given.items())), *inputs(data, val))
-        finished = not dry_run and is_finished(database, out, key, overwrite)
+    with opened(request, settings, say) as job:
+        key = job.key(form, str(sorted(given.items())))
+        finished = not dry_run and is_finished(job.database, out, key, overwrite)
         if finished and not settings.spot_check:
             say(f"{out} is finished, there is nothing to do; its report is {request.work / 'report.html'}")
             return
-        stages(database, data, val, request, settings, given, key)
-        pages(database, data, val, request, settings, out.name, say)
+        stages(job, given, key)
+        pages(job, out.name)
         if dry_run or finished:
             say(f"{out} is finished already" if finished else "a dry run: nothing else is written")
             return
-        # What is to happen with what is kept before it is packed, like filling caches, has its place here.
-        count = write(database, data, form, out, settings, key)  # type: ignore[arg-type]
+        count = write(job.database, job.data, form, out, settings, key)  # type: ignore[arg-type]
         say(f"{count:,} examples are in {out}")
 
 
@@ -124,75 +150,55 @@ def inspect(
         ValueError, OSError, ModuleNotFoundError: as `prepare`.
     """
     refuse_inside(request, request.work)
-    with opened(request) as (database, data, val):
-        key = settings.key("inspect", *inputs(data, val))
-        stages(database, data, val, request, settings, {}, key)
+    with opened(request, settings, say) as job:
+        stages(job, {}, job.key("inspect"))
         path = request.work / "buckets.jsonl"
-        buckets = count_shapes(database, resolution, bucket_step, max_ratio, path)
-        name = Path(request.data).name or request.data
-        pages(database, data, val, request, settings, name, say, buckets)
+        buckets = count_shapes(job.database, resolution, bucket_step, max_ratio, path)
+        pages(job, Path(request.data).name or request.data, buckets)
 
 
 @contextmanager
-def opened(request: Request) -> Iterator[tuple[Database, Input, Input | None]]:
-    """Opens the work folder and the data: (database, data, validation data)."""
+def opened(request: Request, settings: Settings, say: Say) -> Iterator[Job]:
+    """Opens the work folder and the data."""
     work = request.work
     if work.exists() and not work.is_dir():
         raise ValueError(f"{work} is a file; expected the work folder")
     work.mkdir(parents=True, exist_ok=True)
     with Database(work / DATABASE) as database:
-        data = open_input(request.data, work, "data", request.kind, request.read)
-        val = None if request.val is None else open_input(request.val, work, "val")
-        yield database, data, val
+        data = open_input(request.data, work, "data", request.kind, request.read, request.storage)
+        val = None if request.val is None else open_input(request.val, work, "val", storage=request.storage)
+        if request.storage is not None and "webdataset" not in (data.kind, val and val.kind):
+            raise ValueError(f"--storage-options are for shards, but {request.data} is read as {data.kind}")
+        yield Job(request, settings, database, data, val, say)
 
 
-def inputs(data: Input, val: Input | None) -> tuple[str, str]:
-    """Tell the data from other data."""
-    return data.identity(), "" if val is None else val.identity()
-
-
-def stages(
-    database: Database,
-    data: Input,
-    val: Input | None,
-    request: Request,
-    settings: Settings,
-    answers: Mapping[str, bool],
-    key: str,
-) -> None:
+def stages(job: Job, answers: Mapping[str, bool], key: str) -> None:
     """Scans what is not scanned yet, and decides, where that was not done by the same choices."""
-    scan(database, data, "data", request.processes)
-    if val is None:
+    database, processes = job.database, job.request.processes
+    scan(database, job.data, "data", processes)
+    if job.val is None:
         if database.get("val input") is not None:
             database.forget("val")
             database.do("DELETE FROM meta WHERE name = 'val input'")
     else:
-        scan(database, val, "val", request.processes)
+        scan(database, job.val, "val", processes)
     if database.get("decided") == key:
         return
     database.put("decided", None)
     with progress("judging", 3) as advance:
-        decide(database, settings, dict(answers), val is not None)
+        decide(database, job.settings, dict(answers), job.val is not None)
         advance(1)
-        count_tags(database, settings)
+        count_tags(database, job.settings)
         advance(1)
-        if settings.balance:
-            weigh(database, settings)
+        if job.settings.balance:
+            weigh(database, job.settings)
     database.put("decided", key)
 
 
-def pages(
-    database: Database,
-    data: Input,
-    val: Input | None,
-    request: Request,
-    settings: Settings,
-    title: str,
-    say: Say,
-    buckets: list[dict[str, int]] | None = None,
-) -> None:
+def pages(job: Job, title: str, buckets: list[dict[str, int]] | None = None) -> None:
     """Writes the reports and the page of the spot check, and says what stands in them."""
-    work = request.work
+    database, data, val, settings = job.database, job.data, job.val, job.settings
+    work, say = job.request.work, job.say
     write_decisions(database, work / "decisions.jsonl")
     report = make_report(database, data, settings, buckets=buckets)
     write_report(report, database, Pictures(data, val, THUMBNAIL), settings, work, title)
@@ -227,13 +233,20 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def refuse_form(form: str) -> None:
+    """Raises ValueError where there is no such form to write; the message names the nearest."""
+    if form not in get_args(Form):
+        raise ValueError(f"--to {form}: there is no such form{hint(form, get_args(Form))}")
+
+
 def refuse_inside(request: Request, out: Path) -> None:
     """Nothing is written into a folder that is read.
 
     Raises:
         ValueError: `out` or the work folder lies in the data.
     """
-    for name in (request.data, request.val):
+    partners = (request.read.get("mask_root"), request.read.get("control_root"))
+    for name in (request.data, request.val, *partners):
         root = None if name is None else Path(name).expanduser().absolute()
         if root is None or not root.is_dir():
             continue

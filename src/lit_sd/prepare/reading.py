@@ -5,10 +5,11 @@ none of the others.
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lit_sd.data.buckets import listed
 from lit_sd.data.source import Record, Source
 from lit_sd.prepare.examples import Input, Unreadable
 from lit_sd.prepare.folder_input import FolderInput
@@ -88,8 +89,16 @@ def kind_of(data: str) -> Kind:
     raise FileNotFoundError(f"{data} {what}; for a dataset of the Hugging Face hub, add --from hub")
 
 
+FOLDERS_ONLY = ("mask_root", "control_root", "repeat_folders")
+
+
 def open_input(
-    data: str, work: Path, name: str, kind: str | None = None, options: Mapping[str, Any] | None = None
+    data: str,
+    work: Path,
+    name: str,
+    kind: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
 ) -> Input:
     """What is to be read.
 
@@ -99,26 +108,40 @@ def open_input(
         name: of what is written there.
         kind: of `Kind`; None looks.
         options: of the reader, as `data=KIND` has them in the config: the caption's key, the split …
+        storage: of fsspec's file systems, for shards that are elsewhere. They may be secret, and are written
+            nowhere.
 
     Raises:
         ValueError: an option is none, or there is nothing that can be read.
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: nothing is there, or a shard that was named is not.
     """
     if kind is not None and kind not in get_args(Kind):
         raise ValueError(f"--from {kind}: there is no such kind{hint(kind, get_args(Kind))}")
     kind = kind or kind_of(data)
     chosen = dict(options or {})
+    if kind == "webdataset":
+        storage = chosen.pop("storage_options", storage)
+    if kind != "folder":
+        _refuse_folder_options(data, kind, chosen)
     match kind:
         case "folder":
             found: Input = bound(FolderInput, chosen)(Path(data), work, name, **chosen)
         case "lmdb":
             found = _open_lmdb(data, chosen)
         case "webdataset":
-            found = _open_shards(data, work / f"{name}-index", chosen)
+            found = _open_shards(data, work / f"{name}-index", chosen, storage)
         case _:
             found = _open_hub(data, work / f"{name}-hub", chosen)
     found.options = json.dumps(chosen, sort_keys=True) if chosen else ""
     return found
+
+
+def _refuse_folder_options(data: str, kind: str, options: Mapping[str, Any]) -> None:
+    if wrong := [option for option in FOLDERS_ONLY if option in options]:
+        raise ValueError(
+            f"--{wrong[0].replace('_', '-')} is for folders, but {data} is read as {kind}, which has masks, "
+            "control images and weights in its examples; leave the option out"
+        )
 
 
 def bound(reader: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -163,15 +186,22 @@ def _open_lmdb(data: str, options: dict[str, Any]) -> Input:
     )
 
 
-def _open_shards(data: str, cache: Path, options: dict[str, Any]) -> Input:
+def _open_shards(data: str, cache: Path, options: dict[str, Any], storage: Mapping[str, Any] | None) -> Input:
     from lit_sd.data.shards.files import ShardFiles
+    from lit_sd.data.shards.remote import FetchedFiles
     from lit_sd.data.shards.roots import list_shards, shard_labels
     from lit_sd.data.shards.store import ShardIndexes
     from lit_sd.data.webdataset import ShardSource
 
     reader = bound(ShardSource, options)
-    tolerant = TOLERANT | {"verify": False, "cache_dir": cache}
+    tolerant = TOLERANT | {"verify": False, "cache_dir": cache, "storage_options": storage}
     source = reader(data, **tolerant, **options)
+    shards = list_shards(data, key="input", options=storage)
+    files = ShardFiles(FetchedFiles(cache / "shards", options=storage))
+    indexes = ShardIndexes(shards, files, source.reading, cache_dir=cache, options=storage)
+    entries, labels = indexes.entries("indexing"), shard_labels(shards)
+    if not Path(data).expanduser().is_dir():  # of a folder, its list says whether it is complete
+        _require_all(data, labels, entries)
     try:
         source.check()
     except ValueError as error:
@@ -179,18 +209,23 @@ def _open_shards(data: str, cache: Path, options: dict[str, Any]) -> Input:
             raise
         source = reader(data, **tolerant, prompt="", **options)
         source.check()
-    shards = list_shards(data, key="input", options=options.get("storage_options"))
-    indexes = ShardIndexes(shards, ShardFiles(None), source.reading, cache_dir=cache)
     left_out = []
-    for number, (label, entry) in enumerate(
-        zip(shard_labels(shards), indexes.entries("indexing"), strict=True)
-    ):
+    for number, (label, entry) in enumerate(zip(labels, entries, strict=True)):
         if entry is not None and entry.bad:
             named = [(f"{label}/{key}", why) for key, why in indexes.load(number).faults.items()]
             rest = entry.bad - len(named)
             left_out += named + [(f"{label}/?{i}", "it can't be read") for i in range(rest)]
     complete = listed_complete(data, len(source) + len(left_out))
     return SourceInput("webdataset", source, left_out, complete, stamp_of(data))
+
+
+def _require_all(data: str, labels: Sequence[str], entries: Sequence[Any]) -> None:
+    pairs = zip(labels, entries, strict=True)
+    if absent := [f"{label} (there is no such shard)" for label, entry in pairs if entry is None]:
+        raise FileNotFoundError(
+            f"input={data}: {len(absent)} of {len(labels)} shards can't be used: {listed(absent)}; restore "
+            "them, or name only those that are there"
+        )
 
 
 def listed_complete(data: str, there: int) -> bool | None:

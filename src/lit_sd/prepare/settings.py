@@ -9,7 +9,7 @@ from typing import Any
 from lit_sd.spelling import hint
 
 RULES: dict[str, str] = {
-    "unreadable": "the image, its mask or its control image can't be decoded",
+    "unreadable": "the image, its mask or control image is broken or missing, or their proportions differ",
     "too_small": "the smaller side is below --min-side",
     "extreme_aspect": "the longer side is more than --max-aspect times the shorter",
     "blank": "near-uniform: all but the outermost 1 % of its pixels deviate by less than --min-deviation",
@@ -20,7 +20,7 @@ RULES: dict[str, str] = {
     "caption_long": "the caption has more than --max-tokens tokens; off unless that is set",
     "leak": "the image, or one nearly the same, is in the validation data of --val",
     "exact_duplicate": "another image has the same pixels; the largest file is kept",
-    "near_duplicate": "another image looks the same; the largest image of them is kept",
+    "near_duplicate": "a larger image that is kept looks the same, or one as large",
 }
 """Every rule, in the order in which they judge: an example counts with the first that refuses it."""
 
@@ -131,6 +131,25 @@ def chosen_settings(options: Mapping[str, Any]) -> Settings:
     names = {field.name for field in fields(Settings)}
     given = {name: value for name, value in options.items() if name in names}
     return Settings(**given | {"off": tuple(sorted(set(given.get("off", ()))))})
+
+
+def storage_options(text: str | None) -> dict[str, Any] | None:
+    """Options of fsspec's file systems from a JSON object. They may be secret, so messages leave them out.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        found = f"no JSON: {error.msg} at character {error.pos + 1}"
+    else:
+        if isinstance(found, dict):
+            return found
+        found = f"JSON of another kind, {type(found).__name__}"
+    raise ValueError(f"--storage-options: expected a JSON object like '{{\"anon\": true}}', got {found}")
 
 
 def reader_options(texts: Sequence[str]) -> dict[str, Any]:

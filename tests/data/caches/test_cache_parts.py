@@ -5,13 +5,16 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import time
 
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
+from lit_sd.data.caches.leftovers import ABANDONED_S
 from lit_sd.data.caches.parts import INDEX, Parts
 from lit_sd.data.caches.writer import KEY, PartWriter
+from lit_sd.together import Together
 
 
 def key(i: int) -> bytes:
@@ -162,3 +165,21 @@ def test_a_file_of_another_part_is_refused(tmp_path):
     shutil.copy(a / "data.mdb", b / "data.mdb")
     with pytest.raises(ValueError, match=r"holds 2 entries, its manifest says 1"):
         values(seen(tmp_path / "b"), [1])
+
+
+def test_what_killed_processes_left_goes_and_what_others_write_stays(three):
+    """Parts that were not even locked yet, and halves of an index; the index is hidden and old, too."""
+    seen(three).write_index()
+    left = [three / ".0123456789abcdef", three / INDEX / "x.1.tmp.npy"]
+    others = [three / ".fedcba9876543210", three / INDEX / "x.2.tmp.npy"]
+    for folder, file in (left, others):
+        folder.mkdir()
+        file.write_bytes(b"")
+    write(three, [30])
+    then = time.time() - ABANDONED_S - 60
+    for path in (*left, three / INDEX):
+        os.utime(path, (then, then))
+    parts = Parts(three, "k")
+    parts.agree(Together())
+    assert [path.exists() for path in (*left, *others)] == [False, False, True, True]
+    assert values(parts, range(31)) == list(range(31))

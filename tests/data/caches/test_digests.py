@@ -1,13 +1,20 @@
 """Digests of what a source holds: files that have not changed are not read again."""
 
+import os
 import pickle
+import time
 
 import numpy as np
 import pytest
 from picture_source import PictureSource, noise
+from tiny_hub import keep_caches_in, opened, saved
+from tiny_shards import img2dataset_shard, png
 
 from lit_sd.data.caches.digests import Facts, Stamps, gather_facts
-from lit_sd.data.source import content_digest
+from lit_sd.data.caches.leftovers import ABANDONED_S
+from lit_sd.data.caption_rules import Caption
+from lit_sd.data.source import Record, content_digest
+from lit_sd.data.webdataset import ShardSource, ShardWriter
 from lit_sd.together import Together
 
 SIZES = [(16, 24), (32, 16), (8, 8)]
@@ -120,3 +127,87 @@ def test_another_table_is_refused(tmp_path):
     np.save(tmp_path / "stamps.npy", np.zeros((3, 4)))
     with pytest.raises(ValueError, match=r"stamps\.npy: expected a table of stamps"):
         Stamps(tmp_path / "stamps.npy")
+
+
+@pytest.fixture
+def opened_images(monkeypatch):
+    """Indexes of the examples of shards whose image was read, in order."""
+    read, record = [], ShardSource.record
+    monkeypatch.setattr(ShardSource, "record", lambda self, i: read.append(i) or record(self, i))
+    return read
+
+
+def started(shards, tmp_path) -> Facts:
+    """As a run that starts anew does."""
+    source = ShardSource([str(path) for path in shards])
+    source.check()
+    return gather_facts(source, tmp_path / "digests")
+
+
+def test_a_second_start_opens_no_image_of_shards(tmp_path, opened_images):
+    shards = [img2dataset_shard(tmp_path / f"{i}.tar", 3, 3 * i) for i in range(2)]
+    first = rows(started(shards, tmp_path))
+    assert sorted(opened_images) == [0, 1, 2, 3, 4, 5]
+    opened_images.clear()
+    assert rows(started(shards, tmp_path)) == first
+    assert opened_images == []
+    img2dataset_shard(shards[1], 3, 6)  # other pictures in its place
+    second = rows(started(shards, tmp_path))
+    assert sorted(opened_images) == [3, 4, 5]
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("packed_first", [False, True])
+def test_shards_packed_by_this_project_beside_others(tmp_path, opened_images, packed_first):
+    """The ones tell their digests, the others their stamps, whichever comes first; no start adds a stamp."""
+    with ShardWriter(tmp_path / "packed") as writer:
+        for i in range(2):
+            writer.write(Record(f"{i}.png", png(i), ".png", (Caption("x"),)), (16, 16))
+    (packed,) = (tmp_path / "packed").glob("*.tar")
+    shards = [img2dataset_shard(tmp_path / "other.tar", 3), packed]
+    other = [0, 1, 2]
+    if packed_first:
+        shards, other = shards[::-1], [2, 3, 4]
+    first = rows(started(shards, tmp_path))
+    assert sorted(opened_images) == other
+    assert rows(started(shards, tmp_path)) == first
+    assert len(opened_images) == 3
+    assert len(np.load(tmp_path / "digests" / "stamps.npy")) == 3
+
+
+def test_a_second_start_opens_no_image_of_a_hub_dataset(tmp_path, monkeypatch):
+    keep_caches_in(tmp_path, monkeypatch)
+    root = saved(tmp_path / "in")
+    first = opened(root, tmp_path)
+    first.check()
+    facts = rows(gather_facts(first, tmp_path / "digests"))
+    again = opened(root, tmp_path)
+    again.check()
+    monkeypatch.setattr(type(again), "record", lambda *_: pytest.fail("an image was read"))
+    monkeypatch.setattr(type(again), "digest", lambda *_: pytest.fail("an image was read"))
+    assert rows(gather_facts(again, tmp_path / "digests")) == facts
+
+
+def test_what_killed_runs_left_goes_and_what_others_write_stays(tmp_path):
+    names = [".a.piece", ".b.tmp", ".stamps.c.npy"]
+    old, young = [[tmp_path / f"{name[:1]}{age}{name[1:]}" for name in names] for age in ("old", "young")]
+    for path in [*old, *young]:
+        path.write_bytes(b"")
+    for path in old:
+        os.utime(path, (then := time.time() - ABANDONED_S - 60, then))
+    facts = gather_facts(PictureSource(SIZES), tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([*young, facts.path, tmp_path / "stamps.npy"])
+
+
+def test_stamps_of_other_digests_are_dropped(tmp_path):
+    """Digests 1, 2 and 3; the second ends with zeros."""
+    table = np.zeros((3, 32), np.uint8)
+    table[:, 0] = 7, 8, 9
+    table[:, 16] = 1, 2, 3
+    table[[0, 2], 31] = 1
+    stamps = Stamps(tmp_path / "stamps.npy")
+    stamps.add(table)
+    assert stamps.keep(np.frombuffer(table[[1, 2], 16:].tobytes(), "V16")) == 1
+    for held in (stamps, Stamps(tmp_path / "stamps.npy")):
+        assert held.look_up(table[:, :16])[1].tolist() == [False, True, True]
+    assert stamps.keep(np.frombuffer(table[:, 16:].tobytes(), "V16")) == 0

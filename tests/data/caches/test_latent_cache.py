@@ -5,9 +5,10 @@ import pytest
 from picture_source import CountingEncoder, PictureSource
 
 from lit_sd.data.buckets import Buckets
+from lit_sd.data.caches import latent_cache
 from lit_sd.data.caches.filling import fill_latents
 from lit_sd.data.caches.latent_cache import LatentCache, Request
-from lit_sd.data.caches.latents import Recipe
+from lit_sd.data.caches.latents import KIND, Recipe, Variant
 from lit_sd.data.lmdb import LmdbSource, LmdbWriter
 from lit_sd.data.webdataset import ShardSource, ShardWriter
 from lit_sd.together import Together
@@ -28,7 +29,11 @@ def cache(tmp_path, source):
 
 
 def found(cache, request):
-    return [(row, variant.target, variant.flip) for row, variant in cache.variants(request)]
+    return [
+        (row, tuple(form["target"].tolist()), bool(form["flip"]))
+        for rows, forms in cache.forms(request)
+        for row, form in zip(rows.tolist(), forms, strict=True)
+    ]
 
 
 def test_flips_stand_side_by_side(cache, source):
@@ -60,8 +65,8 @@ def test_every_shape_of_each_or_the_one_of_its_bucket(cache, source):
 def test_some_rows_and_all_but_some(cache, source):
     some = Request(source, [(16, 16)], "center", (False,), rows=[1, 3])
     rest = Request(source, [(16, 16)], "center", (False,), aside=[1, 3])
-    assert [row for row, _ in cache.variants(some)] == [1, 3]
-    assert [row for row, _ in cache.variants(rest)] == [0, 2]
+    assert [row for row, *_ in found(cache, some)] == [1, 3]
+    assert [row for row, *_ in found(cache, rest)] == [0, 2]
     assert [some.covers(row) for row in range(4)] == [False, True, False, True]
     assert [rest.covers(row) for row in range(4)] == [True, False, True, False]
     assert [variant.target for variant in cache.variants_of(rest, 2)] == [(16, 16)]
@@ -69,9 +74,9 @@ def test_some_rows_and_all_but_some(cache, source):
 
 def test_transparency_counts_where_it_is_a_mask(cache, source):
     request = Request(source, [(16, 16)], "center", (False,))
-    assert not any(variant.alpha for _, variant in cache.variants(request))
+    assert [forms["alpha"].tolist() for _, forms in cache.forms(request)] == [[False] * 4]
     source.alpha_mask = True
-    assert all(variant.alpha for _, variant in cache.variants(request))
+    assert [forms["alpha"].tolist() for _, forms in cache.forms(request)] == [[True] * 4]
 
 
 def test_what_is_missing_is_asked_for_once(cache, source):
@@ -111,3 +116,49 @@ def test_one_cache_serves_every_kind(tmp_path):
         fill_latents(cache, [request], encode, Together())
         encoded.append(cache.encoded)
     assert encoded == [8, 0, 0]
+
+
+@pytest.mark.parametrize("crop", ["random", "center", "mask"])
+def test_many_variants_have_the_keys_of_each_alone(cache, source, monkeypatch, crop):
+    """Five at a time are two pictures of two forms each: where a stretch ends, none is lost or doubled."""
+    monkeypatch.setattr(latent_cache, "CHUNK", 5)
+    request = Request(source, [(16, 8)], crop, (False, True), aside=[1])
+    recipe, stretches = cache.recipe_of(request), list(cache.forms(request))
+    assert [rows.tolist() for rows, _ in stretches] == [[0, 0], [2, 2, 3, 3]]
+    alone = [recipe.key(variant) for row in (0, 2, 3) for variant in cache.variants_of(request, row)]
+    assert b"".join(recipe.keys(forms).tobytes() for _, forms in stretches) == b"".join(alone)
+    table = cache.missing([request])
+    assert table["key"].tobytes() == b"".join(alone)
+    assert table["row"].tolist() == [0, 0, 2, 2, 3, 3]
+    assert table["shape"].tolist() == [[16, 8]] * 6
+    assert table["flip"].tolist() == [False, True] * 3
+
+
+def test_pruned_it_holds_what_is_asked_for(tmp_path):
+    """Two sources, two sizes, two VAEs; then one of each is left."""
+    kept, gone, encode = PictureSource(SIZES[:2]), PictureSource([(8, 8)], name="gone"), CountingEncoder()
+    asked = Request(kept, [(16, 16)], "random", (False, True))
+    for recipe in (Recipe("vae"), Recipe("other")):
+        cache = LatentCache(tmp_path, recipe)
+        fill_latents(cache, [asked, Request(gone, [(8, 8)], "random", (False,))], encode, Together())
+    old = Request(kept, [(8, 8)], "random", (False,))
+    cache = LatentCache(tmp_path, Recipe("vae"))
+    fill_latents(cache, [asked, old], encode, Together())
+    assert len(cache.parts) == 2 * (4 + 1) + 2
+    assert len(list((tmp_path / "digests").glob("*.facts"))) == 2
+
+    assert cache.prune([asked]) == 2 * 1 + 4 + 2
+    assert [path.name for path in (tmp_path / "digests").glob("*.facts")] == [cache.facts(kept).path.name]
+    assert len(np.load(tmp_path / "digests" / "stamps.npy")) == 2
+    assert [path for path in (tmp_path / KIND).glob(".*") if path.is_dir() and path.name != ".index"] == []
+    again = LatentCache(tmp_path, Recipe("vae"))
+    fill_latents(again, [asked], encode, Together())
+    assert (again.encoded, len(again.parts)) == (0, 4)
+    assert kept.reads == 2 + 2 + 2 + 2, "for digests, for each VAE (both flips at once), and for 8 x 8"
+    assert again.prune([asked]) == 0
+
+
+def test_variants_of_one_are_those_of_all(cache, source):
+    request = Request(source, [(16, 16)], "center", (False, True))
+    digest, size = cache.facts(source)[1]
+    assert cache.variants_of(request, 1) == [Variant(digest, size, (16, 16), flip) for flip in (False, True)]

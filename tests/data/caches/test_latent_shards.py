@@ -49,7 +49,9 @@ def everything(cache, source):
     keys = [
         cache.recipe_of(request).key(variant)
         for request in requests(source)
-        for _, variant in cache.variants(request)
+        for row in range(len(source))
+        if request.covers(row)
+        for variant in cache.variants_of(request, row)
     ]
     return {key: bytes(value) for key, value in zip(keys, cache.parts.values(keys), strict=True)}
 

@@ -15,7 +15,9 @@ from lit_sd.data.caches.latents import (
     LatentReader,
     Recipe,
     Variant,
+    _cover_sizes,
     floats_of,
+    forms_of,
     one_everywhere,
     pack_moments,
     read_entry,
@@ -55,8 +57,56 @@ class TestKeys:
         fitting = VARIANT._replace(size=(64, 64))
         assert Recipe("vae", crop="random").key(fitting) == Recipe("vae", crop="center").key(fitting)
 
+    @pytest.mark.parametrize(
+        ("variant", "recipe", "key"),
+        [
+            (VARIANT, Recipe("vae"), "a25bd88911957b3960225b77f12676fb"),
+            (VARIANT._replace(flip=True), Recipe("vae"), "9c4035a3e75152c900b89e7500784de8"),
+            (
+                Variant(DIGESTS[1], (333, 500), (64, 48), False, True),
+                Recipe("vae", "float16", "center"),
+                "7e4fdd022755f275927fef28d4e5f22d",
+            ),
+            (
+                Variant(DIGESTS[2], (90, 33), (32, 32), False),
+                Recipe("vae", "float32", "mask"),
+                "059cbea78064f95d7dd6a585e1188f67",
+            ),
+            (
+                Variant(bytes(16), (64, 64), (32, 32), False),
+                Recipe("vae"),
+                "0c3f1e85d16925a1188153a50075d393",
+            ),
+        ],
+    )
+    def test_are_those_of_caches_that_are_there(self, variant, recipe, key):
+        """What the first version gave: other keys would have every cache encoded anew."""
+        assert recipe.key(variant).hex() == key
+
+    def test_of_many_are_those_of_each(self):
+        """Also digests that begin or end with zeros, which numpy's own bytes would lose."""
+        recipe = Recipe("vae")
+        some = [
+            VARIANT._replace(digest=digest, size=size)
+            for digest in (bytes(15) + b"x", b"x" + bytes(15), bytes(16))
+            for size in ((40, 60), (60, 40))
+        ]
+        keys = recipe.keys(forms_of(some)).tobytes()
+        assert [keys[at : at + 16] for at in range(0, 96, 16)] == [recipe.key(variant) for variant in some]
+        assert len({recipe.key(variant) for variant in some}) == 6
+
 
 class TestCorners:
+    def test_what_covers_is_the_same_for_many(self):
+        """As one picture alone is scaled; also where a side comes out at a half, which rounds to even."""
+        sides = np.arange(1, 130)
+        sizes = np.stack(np.meshgrid(sides, sides), -1).reshape(-1, 2)
+        for target in ((64, 64), (25, 50), (48, 112)):
+            many = _cover_sizes(sizes, np.broadcast_to(target, sizes.shape))
+            assert many.tolist() == [list(cover_size((h, w), target)) for h, w in sizes.tolist()]
+        # 2 x 2.5 = 5 high, and 1 x 2.5 = 2.5 wide, which goes to 2
+        assert _cover_sizes(np.array([[2, 1]]), np.array([[5, 1]])).tolist() == [[5, 2]]
+
     @pytest.mark.parametrize("size", [(40, 60), (63, 32), (33, 90), (500, 333)])
     @pytest.mark.parametrize("flip", [False, True])
     def test_centred_as_without_a_cache(self, size, flip):

@@ -134,3 +134,14 @@ class TestTexts:
         source.texts[0] = "{1|2|3|4|5} {1|2|3|4|5} {1|2|3|4|5}"
         assert list(texts_of([source])) == ["", "picture 1"]
         assert source.captions_of(0) == (Caption(source.texts[0]),)
+
+
+def test_pruned_it_holds_what_is_asked_for(tmp_path):
+    """Three captions and the empty one, of two encoders; then two of one."""
+    filled(tmp_path, CAPTIONS, Encoder(), encoder="other")
+    cache = filled(tmp_path, CAPTIONS, Encoder())
+    assert len(cache.parts) == 2 * 4
+    assert cache.prune(iter(["", "cat"])) == 6
+    encode = Encoder()
+    assert filled(tmp_path, ["cat", "", "a dog"], encode).encoded == 1
+    assert encode.calls == [["a dog"]]

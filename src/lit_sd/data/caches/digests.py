@@ -3,7 +3,7 @@
 import hashlib
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from uuid import uuid4
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from lit_sd.data.caches.leftovers import sweep
 from lit_sd.data.caches.writer import KEY
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Size
 from lit_sd.together import Together
 
 _ROW = struct.Struct("<16sii")
+STAMPS = "stamps.npy"
 CHUNK = 1024
 READERS = 8
 """Threads that read files: on a network drive most of the time is waiting."""
@@ -51,6 +53,11 @@ class Facts:
         digest, height, width = _ROW.unpack_from(self._rows(), index * _ROW.size)
         return digest, (height, width)
 
+    def digests(self, rows: Int[np.ndarray, " n"]) -> np.ndarray:
+        """Digests of some examples, as an array `n` of 16 bytes each (V16)."""
+        table = np.frombuffer(self._rows(), np.dtype([("digest", "V16"), ("size", "<i4", 2)]))
+        return table["digest"][rows]
+
     def sizes(self, rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n 2"]:
         """Sizes of some examples."""
         table = np.frombuffer(self._rows(), np.int32).reshape(-1, _ROW.size // 4)
@@ -76,7 +83,7 @@ def gather_facts(
     """
     together = together or Together()
     folder.mkdir(parents=True, exist_ok=True)
-    stamps = Stamps(folder / "stamps.npy")
+    stamps = Stamps(folder / STAMPS)
     mine = together.share(len(source))
 
     def read() -> tuple[Path, np.ndarray]:
@@ -99,6 +106,7 @@ def gather_facts(
         # Named by what it holds: another run may be reading that of what a source held before.
         path = aside.replace(folder / f"{content.hexdigest()}.facts")
         stamps.add(np.concatenate([new for _, new in found]))
+        sweep([*folder.glob(".*.piece"), *folder.glob(".*.tmp"), *folder.glob(".*.npy")])
         return path
 
     what = f"reading the images of {source.name}"
@@ -115,7 +123,6 @@ def _digests(
     digests = np.zeros((len(rows), 16), np.uint8)
     new = [np.zeros((0, 32), np.uint8)]
     chunks = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
-    stamped = len(rows) > 0 and source.stamp(rows[0]) is not None
     with ThreadPoolExecutor(READERS) as pool:
 
         def digest(index: int) -> bytes:
@@ -123,24 +130,27 @@ def _digests(
 
         for chunk in chunks:
             advance(len(chunk))
+            # Threads pay for files that have to be looked at, not for kinds that know what they hold.
+            each = map if source.stamp(chunk[0]) is None else pool.map
+            told = list(each(source.stamp, chunk))
+            stamped = np.array([stamp is not None for stamp in told])
+            keys = np.zeros((len(chunk), 16), np.uint8)
+            keys[stamped] = _rows_of(_hash(stamp) for stamp in told if stamp is not None)
+            found, known = stamps.look_up(keys)
+            plain, unknown = np.flatnonzero(~stamped), np.flatnonzero(stamped & ~known)
+            found[plain] = _rows_of(digest(chunk[i]) for i in plain.tolist())
+            found[unknown] = _rows_of(pool.map(digest, (chunk[i] for i in unknown.tolist())))
             start = chunk.start - rows.start
-            if not stamped:
-                found = np.frombuffer(b"".join(map(digest, chunk)), np.uint8).reshape(-1, 16)
-                digests[start : start + len(chunk)] = found
-                continue
-            keys = np.frombuffer(b"".join(pool.map(lambda i: _hash(source.stamp(i)), chunk)), np.uint8)
-            found, known = stamps.look_up(keys.reshape(-1, 16))
-            unknown = np.flatnonzero(~known)
-            read = b"".join(pool.map(digest, (chunk[i] for i in unknown.tolist())))
-            found[unknown] = np.frombuffer(read, np.uint8).reshape(-1, 16)
             digests[start : start + len(chunk)] = found
-            new.append(np.concatenate([keys.reshape(-1, 16), found], 1)[unknown])
+            new.append(np.concatenate([keys, found], 1)[unknown])
     return digests, np.concatenate(new)
 
 
-def _hash(stamp: str | None) -> bytes:
-    if stamp is None:  # a file is gone: reading it will say so
-        return uuid4().bytes
+def _rows_of(digests: Iterable[bytes]) -> UInt8[np.ndarray, "n 16"]:
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+
+
+def _hash(stamp: str) -> bytes:
     return hashlib.blake2b(stamp.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
@@ -178,7 +188,19 @@ class Stamps:
         table = np.concatenate([self._table, rows])
         keys = np.ascontiguousarray(table[:, :16]).view(KEY)[:, 0]
         self._keys, first = np.unique(keys, return_index=True)
-        self._table = table[first]
+        self._save(table[first])
+
+    def keep(self, digests: np.ndarray) -> int:
+        """Drops all but those of some digests (V16), in the file too. Returns how many were dropped."""
+        held = np.ascontiguousarray(self._table[:, 16:]).view(KEY)[:, 0]
+        stay = np.isin(held, digests.view(KEY))
+        if not stay.all():
+            self._keys = self._keys[stay]
+            self._save(self._table[stay])
+        return int(np.count_nonzero(~stay))
+
+    def _save(self, table: UInt8[np.ndarray, "n 32"]) -> None:
+        self._table = table
         aside = self.path.with_name(f".{self.path.stem}.{uuid4().hex}.npy")
         np.save(aside, self._table)
         aside.replace(self.path)

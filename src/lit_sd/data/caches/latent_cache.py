@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,18 @@ from jaxtyping import Int
 
 from lit_sd.data.buckets import Buckets
 from lit_sd.data.caches.digests import Facts, gather_facts
-from lit_sd.data.caches.latents import KIND, LatentReader, Recipe, Variant
+from lit_sd.data.caches.latents import FORMS, KIND, LatentReader, Recipe, Variant
 from lit_sd.data.caches.parts import Parts
 from lit_sd.data.caches.progress import CacheProgress
+from lit_sd.data.caches.pruning import prune_facts, prune_parts
 from lit_sd.data.caches.writer import KEY
 from lit_sd.data.source import Source
 from lit_sd.data.transforms import Size, Where
 from lit_sd.together import Together
 
+DIGESTS = "digests"
 CHUNK = 1 << 16
+"""Variants that are looked up at once."""
 WANTED = np.dtype([("key", KEY), ("request", "<u2"), ("row", "<i8"), ("shape", "<i4", (2,)), ("flip", "?")])
 """A variant that is missing: its key, request and picture, and which of its forms."""
 
@@ -47,8 +49,10 @@ class Request:
     def chunks(self) -> Iterator[Int[np.ndarray, " n"]]:
         """The pictures, some at a time."""
         total = len(self.source) if self.rows is None else len(self.rows)
-        for start in range(0, total, CHUNK):
-            stop = min(start + CHUNK, total)
+        shapes = 1 if isinstance(self.shapes, Buckets) else len(self.shapes)
+        step = max(1, CHUNK // (shapes * len(self.flips)))
+        for start in range(0, total, step):
+            stop = min(start + step, total)
             some = np.arange(start, stop) if self.rows is None else np.asarray(self.rows[start:stop])
             yield some[~np.isin(some, self.aside)]
 
@@ -101,7 +105,7 @@ class LatentCache:
             if all(known is not source for known, _ in self._facts):
                 share, first = len(together.share(len(source))), together.rank == 0
                 with CacheProgress(f"reading {source.name}", share, shown=first, kept=False) as bar:
-                    facts = gather_facts(source, self.folder / "digests", together, bar.advance)
+                    facts = gather_facts(source, self.folder / DIGESTS, together, bar.advance)
                 self._facts.append((source, facts))
 
     def reader(self, sources: Mapping[str, Source], crop: Where) -> LatentReader:
@@ -114,41 +118,51 @@ class LatentCache:
         """What the latents of a request depend on."""
         return replace(self.recipe, crop=request.crop)
 
-    def variants(self, request: Request) -> Iterator[tuple[int, Variant]]:
-        """All variants that a request may ask for, with the index of their picture; those of a picture and
-        shape side by side.
+    def forms(self, request: Request) -> Iterator[tuple[Int[np.ndarray, " n"], np.ndarray]]:
+        """All variants that a request may ask for, some at a time: the index of each one's picture, and an
+        array `n` of `FORMS`; those of a picture and shape side by side.
         """
+        facts = self.facts(request.source)
         for rows in request.chunks():
-            yield from self._variants(request, rows)
+            sizes = facts.sizes(rows)
+            shapes = request.shapes_of(sizes)
+            forms = np.zeros((*shapes.shape[:2], len(request.flips)), FORMS)
+            forms["digest"], forms["size"] = facts.digests(rows)[:, None, None], sizes[:, None, None]
+            forms["target"], forms["flip"] = shapes[:, :, None], request.flips
+            forms["alpha"] = request.source.alpha_mask
+            yield np.repeat(rows, forms[:1].size), forms.reshape(-1)
 
     def variants_of(self, request: Request, row: int) -> list[Variant]:
         """Those of one of its pictures."""
-        return [variant for _, variant in self._variants(request, np.array([row]))]
+        digest, size = self.facts(request.source)[row]
+        return [
+            Variant(digest, size, (height, width), flip, request.source.alpha_mask)
+            for height, width in request.shapes_of(np.array([size]))[0].tolist()
+            for flip in request.flips
+        ]
 
-    def _variants(self, request: Request, rows: np.ndarray) -> Iterator[tuple[int, Variant]]:
-        facts, alpha = self.facts(request.source), request.source.alpha_mask
-        for row, shapes in zip(rows.tolist(), request.shapes_of(facts.sizes(rows)).tolist(), strict=True):
-            digest, size = facts[row]
-            for height, width in shapes:
-                for flip in request.flips:
-                    yield row, Variant(digest, size, (height, width), flip, alpha)
+    def prune(self, requests: Sequence[Request]) -> int:
+        """Drops latents that these requests don't ask for, and what is known of images of other sources than
+        were gathered; see `lit_sd.data.caches.pruning`. Returns how many latents were dropped.
+        """
+        keys = [
+            self.recipe_of(request).keys(forms) for request in requests for _, forms in self.forms(request)
+        ]
+        prune_facts(self.folder / DIGESTS, [facts for _, facts in self._facts])
+        return prune_parts(self.folder / KIND, KIND, np.concatenate([np.zeros(0, KEY), *keys]))
 
     def missing(self, requests: Sequence[Request]) -> np.ndarray:
         """What there is no latent of yet, each once: a table of `WANTED`, in the requests' order."""
         found, self.wanted = [np.zeros(0, WANTED)], 0
         for number, request in enumerate(requests):
             recipe = self.recipe_of(request)
-            variants = self.variants(request)
-            while some := list(islice(variants, CHUNK)):
-                keys = np.frombuffer(b"".join(recipe.key(variant) for _, variant in some), KEY)
+            for rows, forms in self.forms(request):
+                keys = recipe.keys(forms)
                 lacking = np.flatnonzero(~self.parts.has(keys))
                 table = np.zeros(len(lacking), WANTED)
-                table["key"], table["request"] = keys[lacking], number
-                for place, at in enumerate(lacking.tolist()):
-                    row, variant = some[at]
-                    table["row"][place], table["shape"][place] = row, variant.target
-                    table["flip"][place] = variant.flip
+                table["key"], table["request"], table["row"] = keys[lacking], number, rows[lacking]
+                table["shape"], table["flip"] = forms["target"][lacking], forms["flip"][lacking]
                 found.append(table)
-                self.wanted += len(some)
+                self.wanted += len(forms)
         table = np.concatenate(found)
         return table[np.sort(np.unique(table["key"], return_index=True)[1])]

@@ -93,8 +93,8 @@ def _plan(
     content = hashlib.sha256()
     for request in requests:
         recipe = cache.recipe_of(request)
-        for _, variant in cache.variants(request):
-            content.update(recipe.key(variant))
+        for _, forms in cache.forms(request):
+            content.update(recipe.keys(forms).tobytes())
     for source in sources:
         content.update(source.identity().encode())
     return {"content": content.hexdigest(), "shard_size": shard_size, **_about(cache.recipe)}

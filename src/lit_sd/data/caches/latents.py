@@ -21,6 +21,7 @@ from torch import Tensor
 from lit_sd.data.batching import Draw
 from lit_sd.data.caches.digests import Facts
 from lit_sd.data.caches.parts import Parts
+from lit_sd.data.caches.writer import KEY
 from lit_sd.data.transforms import Size, Where, cover_size, draw_crop
 
 KIND = "latents"
@@ -31,7 +32,9 @@ VERSION = 1
 """Raise it when decoding, scaling or cropping changes: pixels depend on these beside the key."""
 _MAGIC = b"LSDL"
 _HEADER = struct.Struct("<4sBBHHHii12x")
-_VARIANT = struct.Struct("<16siiii??")
+_HASHED = np.dtype(
+    [("digest", "V16"), ("target", "<i4", 2), ("corner", "<i4", 2), ("flip", "?"), ("alpha", "?")]
+)
 _DTYPES: tuple[CacheDtype, ...] = ("float32", "float16")
 
 
@@ -51,6 +54,15 @@ class Variant(NamedTuple):
     target: Size
     flip: bool
     alpha: bool = False
+
+
+FORMS = np.dtype([("digest", "V16"), ("size", "<i4", 2), ("target", "<i4", 2), ("flip", "?"), ("alpha", "?")])
+"""Variants in an array."""
+
+
+def forms_of(variants: Sequence[Variant]) -> np.ndarray:
+    """Variants as an array `n` of `FORMS`."""
+    return np.array([tuple(variant) for variant in variants], FORMS)
 
 
 @dataclass(frozen=True)
@@ -74,13 +86,14 @@ class Recipe:
 
     def corner(self, variant: Variant) -> Corner | None:
         """Top left of a variant's crop; None where that depends on its mask, see `drawn_corner`."""
+        corners = self._corners(forms_of([variant]))
+        return None if corners is None else (int(corners[0, 0]), int(corners[0, 1]))
+
+    def _corners(self, forms: np.ndarray) -> Int[np.ndarray, "n 2"] | None:
         if self.crop == "mask":
             return None
-        (height, width), (th, tw) = cover_size(variant.size, variant.target), variant.target
-        if self.crop == "center":
-            return (height - th) // 2, (width - tw) // 2
-        down, across = _shares(variant)
-        return int(down * (height - th + 1)), int(across * (width - tw + 1))
+        room = _cover_sizes(forms["size"], forms["target"]) - forms["target"]
+        return room // 2 if self.crop == "center" else (_shares(forms) * (room + 1)).astype(np.int64)
 
     def drawn_corner(self, variant: Variant, box: tuple[int, int, int, int] | None) -> Corner:
         """Top left of a variant's crop, given the box of what the mask shows in the scaled picture."""
@@ -93,16 +106,39 @@ class Recipe:
 
     def key(self, variant: Variant) -> bytes:
         """What a variant's moments are kept under: all that they depend on."""
-        corner = self.corner(variant) or (-1, -1)
-        packed = _VARIANT.pack(variant.digest, *variant.target, *corner, variant.flip, variant.alpha)
-        return hashlib.blake2b(packed, digest_size=16, key=self._salt).digest()
+        return self.keys(forms_of([variant])).tobytes()
+
+    def keys(self, forms: np.ndarray) -> np.ndarray:
+        """Those of many variants: an array `n` of `FORMS` gives one of `KEY`."""
+        packed, corners = np.zeros(len(forms), _HASHED), self._corners(forms)
+        for name in ("digest", "target", "flip", "alpha"):
+            packed[name] = forms[name]
+        packed["corner"] = -1 if corners is None else corners
+        return np.frombuffer(_hashed(packed, self._salt), KEY)
 
 
-def _shares(variant: Variant) -> tuple[float, float]:
-    """How far down and across the crop lies, from 0 to below 1; the same for both flips."""
-    packed = _VARIANT.pack(variant.digest, *variant.target, 0, 0, False, False)
-    down, across = struct.unpack("<QQ", hashlib.blake2b(packed, digest_size=16).digest())
-    return (down >> 11) * 2.0**-53, (across >> 11) * 2.0**-53
+def _hashed(rows: np.ndarray, salt: bytes = b"") -> bytes:
+    """16 bytes of each row, one after the other."""
+    data, step = rows.tobytes(), rows.itemsize
+    return b"".join(
+        [
+            hashlib.blake2b(data[at : at + step], digest_size=16, key=salt).digest()
+            for at in range(0, len(data), step)
+        ]
+    )
+
+
+def _shares(forms: np.ndarray) -> Float[np.ndarray, "n 2"]:
+    """How far down and across each crop lies, from 0 to below 1; the same for both flips."""
+    packed = np.zeros(len(forms), _HASHED)
+    packed["digest"], packed["target"] = forms["digest"], forms["target"]
+    return (np.frombuffer(_hashed(packed), "<u8").reshape(-1, 2) >> 11) * 2.0**-53
+
+
+def _cover_sizes(sizes: Int[np.ndarray, "n 2"], targets: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+    """As `cover_size`, of many."""
+    scales = (targets / sizes).max(1, keepdims=True)
+    return np.maximum(targets, np.rint(sizes * scales).astype(np.int64))
 
 
 def pack_moments(
@@ -227,7 +263,8 @@ class LatentReader:
             OSError: something is missing or damaged.
         """
         variants = [self.variant(draw, flip) for draw, flip in zip(draws, flips, strict=True)]
-        values = self.parts.values([self.recipe.key(variant) for variant in variants])
+        keys = self.recipe.keys(forms_of(variants)).tobytes()
+        values = self.parts.values([keys[at : at + KEY.itemsize] for at in range(0, len(keys), KEY.itemsize)])
         found = []
         for draw, variant, value in zip(draws, variants, values, strict=True):
             try:

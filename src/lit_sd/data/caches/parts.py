@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from jaxtyping import Bool
 
+from lit_sd.data.caches.leftovers import sweep
 from lit_sd.data.caches.writer import (
     DATA,
     FORMAT,
@@ -27,6 +28,8 @@ from lit_sd.data.packed.lmdb_file import lmdb_library
 from lit_sd.together import Together
 
 INDEX = ".index"
+HIDDEN = "." + 16 * "[0-9a-f]"
+"""Parts before they are locked, and those that are deleted."""
 
 _open_parts: WeakValueDictionary[tuple[int, int], "_Part"] = WeakValueDictionary()
 
@@ -141,6 +144,7 @@ class Parts:
             if together.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 take_over(self.folder, self.kind)
+                sweep(self.folder.glob(HIDDEN))
                 self.refresh()
                 self.write_index()
             return list(self._entries)
@@ -171,6 +175,11 @@ class Parts:
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return sum((self.folder / name / DATA).stat().st_size for name in self._entries)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parts' folders."""
+        return list(self._entries)
 
     def _opened(self) -> list[_Part]:
         if self._parts is None:
@@ -212,13 +221,15 @@ class Parts:
         if len(self._entries) < 2 or stem.with_suffix(".keys.npy").is_file():
             return
         stem.parent.mkdir(exist_ok=True)
-        stale = list(stem.parent.iterdir())
+        asides = set(stem.parent.glob("*.tmp.npy"))
+        stale = [path for path in stem.parent.iterdir() if path not in asides]
         for name, column in zip(("parts", "keys"), reversed(self._merged()), strict=True):
             aside = stem.with_suffix(f".{uuid4().hex}.tmp.npy")
             np.save(aside, column)
             aside.replace(stem.with_suffix(f".{name}.npy"))
         for path in stale:
             path.unlink(missing_ok=True)
+        sweep(asides)
         self._forget()
 
     def _places(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

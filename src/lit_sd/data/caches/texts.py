@@ -16,6 +16,7 @@ from lit_sd.data.cache import Moments, States, joined, row_of
 from lit_sd.data.caches.latents import CacheDtype
 from lit_sd.data.caches.parts import Parts
 from lit_sd.data.caches.progress import CacheProgress
+from lit_sd.data.caches.pruning import prune_parts
 from lit_sd.data.caches.writer import KEY, PartWriter
 from lit_sd.data.source import Source
 from lit_sd.together import Together
@@ -77,6 +78,11 @@ class TextCache:
         return joined(
             [rows[caption] for caption in captions], lambda: rows.get("") or row_of(encode([""]), 0)
         )
+
+    def prune(self, captions: Iterable[str]) -> int:
+        """Drops all captions but these; see `lit_sd.data.caches.pruning`. Returns how many were dropped."""
+        keys = np.frombuffer(b"".join(map(self.key, captions)), KEY)
+        return prune_parts(self.folder, KIND, keys)
 
     def fill(
         self, captions: Iterable[str], encode: Callable[[list[str]], Conditioning], together: Together
