@@ -390,6 +390,15 @@ def test_numbers_of_folders_repeat_only_when_asked(kohya):
         "the numbers of these folders repeat nothing: 10_sks cat, 1_dog, 2024_holiday; with "
         "data.repeat_folders=true their images would be drawn as often"
     ]
+    packed = {
+        "file_name": "10_sks cat/1.png",
+        "weight": 10,
+    }  # what `lit-sd prepare` leaves has them in its table
+    (kohya / "metadata.jsonl").write_text(json.dumps(packed))
+    source = FolderSource(kohya, prompt="x")
+    assert source.draw_weights().tolist() == [10, 1, 1, 1, 1]
+    assert source.notes == []
+    (kohya / "metadata.jsonl").unlink()
     source = FolderSource(kohya, prompt="x", repeat_folders=True)
     assert source.draw_weights().tolist() == [10, 10, 1, 2024, 1]
     assert source.notes == ["draws of the images by folder: 10_sks cat x10, 1_dog x1, 2024_holiday x2024"]

@@ -237,7 +237,8 @@ def repeat_by_folder(details: dict[str, Details], repeat: bool) -> str | None:
             details[image] = details[image]._replace(weight=details[image].weight * int(times))
         shown = [f"{name} x{times}" for name, times in turns.items()] or ["none is named like 10_cat"]
         return f"draws of the images by folder: {listed(shown)}"
-    if all(times == 1 for times in turns.values()):
+    weighted = any(details[image].weight != 1 for image in named)  # as `lit-sd prepare` left them
+    if weighted or all(times == 1 for times in turns.values()):
         return None
     return (
         f"the numbers of these folders repeat nothing: {listed(list(turns))}; with "
