@@ -186,6 +186,4 @@ def test_two_ranks_share_what_is_missing_and_fail_together(tmp_path):
     assert [seeds[:2] for seeds in made] == [[2, 4], [3]]
     assert paths[0] == paths[1] == [f"prior-{seed:012d}.png" for seed in range(5)]
     assert failures[1] == "OSError: no space"
-    assert failures[0].startswith(
-        "RuntimeError: making class images failed on rank 1: OSError('no space')"
-    )
+    assert failures[0].startswith("RuntimeError: making class images failed on rank 1: OSError('no space')")
