@@ -216,12 +216,15 @@ def cache(
         Path | None,
         typer.Option(help="Folder for the latents as webdataset's shards, for machines elsewhere."),
     ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop what these words don't ask for; no other run may read it.")
+    ] = False,
 ) -> None:
     """Fill the cache on disk that `train.py` with the same words would fill, and train nothing."""
     with explained("cache", resumes=True):
         from lit_sd.filling import fill_from_words  # imports torch, so not for --help
 
-        fill_from_words(words, shards)
+        fill_from_words(words, shards, prune=prune)
 
 
 @app.command()
