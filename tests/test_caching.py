@@ -138,6 +138,11 @@ class TestChoice:
         ):
             connect(fit.data_of("disk"), module, trainer_of(tmp_path))
 
+    def test_control_images_are_refused_before_anything_is_read(self, tiny_model, fit, root, tmp_path):
+        data = fit.data_of("disk", control_root=str(root))
+        with pytest.raises(ValueError, match=r"images has control images, .*set data\.cache=memory or off"):
+            connect(data, module_of(tiny_model()), trainer_of(tmp_path))
+
     def test_a_module_without_encoders_is_refused(self, fit, tmp_path):
         with pytest.raises(ValueError, match=r"data\.cache=memory .* LightningModule has none"):
             connect(fit.data_of("memory"), lightning.LightningModule(), trainer_of(tmp_path))

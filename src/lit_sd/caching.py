@@ -52,6 +52,12 @@ def connect(datamodule: Any, module: Any, trainer: Trainer) -> None:
         raise ValueError(
             "data.cache=disk keeps what the VAE gave, but the VAE trains here; set data.cache=off"
         )
+    for name, source in datamodule.sources.items():
+        if "control" in getattr(source, "partner_roots", ()):
+            raise ValueError(
+                f"{name} has control images, which have to be cropped with the pictures each time; set "
+                "data.cache=memory or off"
+            )
     datamodule.fill_cache = partial(fill_caches, datamodule, module, trainer)
 
 

@@ -180,11 +180,16 @@ def prepare(
         from lit_sd.prepare.program import prepare as run  # imports torch, so not for --help
 
         request, settings = asked(chosen, Path(f"{out}.prepare") if work is None else work)
+        words = [f"data={to}", f"data.root='{out}'", *shlex.split(cache or "")]
+        if cache is not None:
+            from lit_sd.filling import checked
+
+            checked(words)  # before hours of work
         run(request, out, to, settings, answers=answers, dry_run=dry_run, overwrite=overwrite, say=typer.echo)
         if cache is not None and not dry_run:
             from lit_sd.filling import fill_from_words
 
-            fill_from_words([f"data={to}", f"data.root='{out}'", *shlex.split(cache)])
+            fill_from_words(words)
 
 
 def asked(chosen: Mapping[str, Any], work: Path) -> tuple["Request", "Settings"]:

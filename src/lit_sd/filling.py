@@ -43,11 +43,15 @@ def fill_from_words(words: Sequence[str], shards: Path | None = None, *, prune: 
 
     Words that make no config end the process with all their faults and status 2.
     """
-    conf = conf_folder()
-    words = check_command_line(conf, "train", list(words))
-    with initialize_config_dir(str(conf), version_base="1.3"):
+    words = checked(words)
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         cfg = compose("train", overrides=words)
     return fill(cfg, shards, prune=prune)
+
+
+def checked(words: Sequence[str]) -> list[str]:
+    """The words as Hydra should get them; ends the process where they make no config."""
+    return check_command_line(conf_folder(), "train", list(words))
 
 
 def fill(cfg: DictConfig, shards: str | Path | None = None, *, prune: bool = False) -> list[str]:

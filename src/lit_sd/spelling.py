@@ -34,3 +34,20 @@ def common_start(one: str, other: str) -> int:
     """How many characters both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def given_twice(words: Iterable[tuple[str, str]]) -> list[str]:
+    """What to say of keys that have several values, of which Hydra would take the last.
+
+    Args:
+        words: key and whole text of each override.
+    """
+    texts: dict[str, dict[str, None]] = {}
+    for key, text in words:
+        texts.setdefault(key, {})[text] = None
+    return [
+        f"{key} is given {len(found)} times ({', '.join(found)}); give it once. A shell makes several words "
+        f"of braces: quote them twice, '{key}=\"…\"'"
+        for key, found in texts.items()
+        if len(found) > 1
+    ]

@@ -94,3 +94,13 @@ def test_a_bucket_says_what_becomes_of_its_images():
 def test_long_lists_end_in_a_number():
     assert listed(list("abc"), 2) == "a, b and 1 more"
     assert listed(["a"], 2) == "a"
+
+
+def test_buckets_that_are_squares_alone_are_told():
+    """Of 128² pixels and sides of 64, 192x64 is the next shape, 3 to 1; in steps of 16 there is 144x112."""
+    (told,) = Buckets([128], 64, 2).notes()
+    assert "data.resolution=128 has no other shape of multiples of data.bucket_step=64" in told
+    assert told.endswith("set data.bucket_step=16")
+    assert (
+        Buckets([128], 16, 2).notes() == Buckets([128], 64, 3).notes() == Buckets([128], 64, 1).notes() == []
+    )

@@ -499,3 +499,13 @@ def test_a_prior_without_prompt_is_not_silently_off(tmp_path):
         PriorSource(tmp_path, None, 3)
     with pytest.raises(ValueError, match=r"data\.num_class_images=0"):
         PriorSource(tmp_path, "a cat", 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("00000.tar", "webdataset"), ("data.mdb", "lmdb"), ("a.arrow", "hub"), ("a.md", None)]
+)
+def test_a_folder_for_another_kind_is_told_which(tmp_path, file, kind):
+    (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(ValueError, match="holds no images") as error:
+        FolderSource(tmp_path, prompt="x").check()
+    assert str(error.value).endswith(f"; data={kind} reads such folders") == (kind is not None)

@@ -110,6 +110,10 @@ def test_captions_stand_once_where_normalising_changes_nothing_and_twice_where_i
     ]
 
 
+def test_what_is_no_image_is_called_so() -> None:
+    assert image_row(Record("a.png", b"milk, eggs", ".png")).error == "its content is no image"
+
+
 def test_what_cannot_be_read_has_a_row_too() -> None:
     row, captions = rows_of(3, Unreadable("gone.png", "no such file"))
     assert row[:3] == (3, "gone.png", "no such file")

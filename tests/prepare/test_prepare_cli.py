@@ -128,6 +128,13 @@ def test_what_cannot_be_used_is_told_in_one_line(
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_words_for_the_cache_are_checked_before_anything_is_read(data: Path, tmp_path: Path) -> None:
+    result = call("prepare", str(data), str(tmp_path / "out"), "--to", "lmdb", "--cache", "strategy=lroa")
+    assert result.exit_code == 2
+    assert "strategy=lroa: no such choice; nearest: lora" in result.output
+    assert not (tmp_path / "out.prepare").exists()
+
+
 def test_masks_and_repeats_of_a_folder_are_packed(data: Path, tmp_path: Path) -> None:
     write_folder(data, {"5_more/9.png": (picture(9), "one more")})
     masks = {name: (picture(20), None) for name in ("0.png", "1.png", "2.png", "black.png", "5_more/9.png")}

@@ -47,6 +47,12 @@ def test_each_form_is_written_and_read_back_as_it_was(form: str, folder: Path, t
     assert files_below(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("file", ["state.json", "dataset_dict.json"])
+def test_what_datasets_saved_is_known(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("{}")
+    assert kind_of(str(tmp_path)) == "hub"
+
+
 def test_foreign_shards_are_left_as_they_are_and_their_broken_images_counted(tmp_path: Path) -> None:
     half = encoded(picture(3), "JPEG")[:500]
     tar(

@@ -87,6 +87,18 @@ class Buckets:
         """All shapes but those that small images keep."""
         return [shape for shapes in self._by_resolution for shape in shapes]
 
+    def notes(self) -> list[str]:
+        """A line where the step is too large for any shape but squares."""
+        smallest = min(self.resolutions)
+        if self.max_ratio <= 1 or any(height != width for height, width in self.shapes):
+            return []
+        step = max(8, smallest // 64 * 8)
+        return [
+            f"data.buckets has squares alone: data.resolution={smallest} has no other shape of multiples of "
+            f"data.bucket_step={self.step} up to data.bucket_max_ratio={self.max_ratio:g}; set "
+            f"data.bucket_step={step}"
+        ]
+
     def assign(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
         """The shape of each image, of these sizes."""
         sizes = np.asarray(sizes, np.int64).reshape(-1, 2)

@@ -136,11 +136,9 @@ class SDDataModule(L.LightningDataModule):
     def _check_options(self) -> None:
         if not self.sources:
             raise ValueError("data.sources is empty; expected one source or more")
-        if self.batch_size < 1 or self.num_workers < 0 or self.seed < 0:
-            raise ValueError(
-                "expected data.batch_size of 1 or more, data.num_workers and seed of 0 or more; "
-                f"got {self.batch_size}, {self.num_workers} and {self.seed}"
-            )
+        for key, least in (("data.batch_size", 1), ("data.num_workers", 0), ("seed", 0)):
+            if (value := getattr(self, key.removeprefix("data."))) < least:
+                raise ValueError(f"{key}={value}: expected {least} or more")
         if wrong := [side for side in self.resolutions if side < 8 or side % 8]:
             raise ValueError(f"data.resolution={wrong[0]}: expected a multiple of 8, the VAE's factor")
         if not 0 <= self.val_share < 1 or (self.val_share and self.val is not None):
@@ -174,6 +172,7 @@ class SDDataModule(L.LightningDataModule):
         lines = self.batch_sampler(0, world_size).report()
         validated = len(self.val) if self.val is not None else len(self.val_indexes())
         lines.append(f"validation: {validated} images" if validated else "validation: none")
+        lines += [] if self.buckets is None else self.buckets.notes()
         if self.buckets is None or self.buckets.upscale:
             lines += scaled_up(self._first(), min(self.resolutions))
         for source in self.sources.values():

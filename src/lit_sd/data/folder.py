@@ -30,6 +30,7 @@ from lit_sd.data.folder_files import (
     judge_missing,
     list_folder,
     no_folder,
+    other_kind,
     repeat_by_folder,
 )
 from lit_sd.data.source import Record, Source
@@ -213,6 +214,7 @@ class FolderSource(Source):
             raise ValueError(
                 f"{self.key}={self.root} holds no images (looked for {' '.join(sorted(EXTENSIONS))}); "
                 f"found {', '.join(f'{n} {ext}' for ext, n in there.most_common(8)) or 'nothing'}"
+                f"{other_kind(listing.others)}"
             )
         details = {image: rows.get(image, Details()) for image in images}
         if for_all is not None:

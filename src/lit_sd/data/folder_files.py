@@ -59,6 +59,13 @@ def list_folder(root: Path) -> Listing:
     return Listing(sorted(images), sorted(others))
 
 
+def other_kind(names: Sequence[str]) -> str:
+    """What to say of a folder without images that another kind of source reads, by its files."""
+    kinds = {"data.mdb": "lmdb", ".tar": "webdataset", ".arrow": "hub", ".parquet": "hub"}
+    found = next((kind for end, kind in kinds.items() if any(name.endswith(end) for name in names)), None)
+    return "" if found is None else f"; data={found} reads such folders"
+
+
 def no_folder(key: str, root: Path) -> str:
     """What to say where a folder is expected."""
     what = "is a file, not a folder" if root.exists() else "does not exist"

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lit_sd.data.decoding import decode
 from lit_sd.data.folder_files import SAME_RATIO
@@ -91,6 +91,8 @@ def image_row(record: Record) -> ImageRow:
         _look(decoded.image, row)
     except ImportError:
         raise
+    except UnidentifiedImageError:
+        row.error = "its content is no image"
     except Exception as error:  # Pillow raises what it likes on broken files
         row.error = printable(str(error) or type(error).__name__)
     return row

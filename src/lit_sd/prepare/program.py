@@ -207,7 +207,7 @@ def pages(job: Job, title: str, buckets: list[dict[str, int]] | None = None) -> 
     say(f"report: {work / 'report.html'}")
     if settings.spot_check:
         page = write_spot_check(database, Pictures(data, val, LARGE), settings, work, title)
-        say(f"spot check: open {page}, then run again with --answers answers.json")
+        say(f"spot check: open {page}, then run again with --answers answers.json --overwrite")
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:

@@ -76,6 +76,8 @@ def kind_of(data: str) -> Kind:
             raise ValueError(f"{data} is half-written; run the packing again, it goes on where it stopped")
         if (path / "data.mdb").is_file():
             return "lmdb"
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            return "hub"  # as `save_to_disk` leaves it
         tars = any(path.glob("*.tar")) or (path / "index.json").is_file()
         return "webdataset" if tars else "folder"
     if path.with_name(path.name + ".partial").is_dir():

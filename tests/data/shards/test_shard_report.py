@@ -143,3 +143,10 @@ def test_a_key_of_the_json_may_be_the_caption(tmp_path):
     assert texts(ShardSource(path)) == ["alt text"]
     assert texts(ShardSource(path, caption_key="llava")) == ["long|short"]
     assert texts(ShardSource(path, caption_key="caption")) == ["alt text"]
+
+
+def test_shards_without_images_are_told(three):
+    tar(three / "00003.tar", {"notes.md": b"x"})
+    source = ShardSource(three)
+    source.check()
+    assert source.notes == ["1 shards hold no image: 00003"]

@@ -110,6 +110,8 @@ def _no_captions(shards: Sequence[Shard], total: int) -> str:
 
 
 def _describe(shards: Sequence[Shard]) -> Iterator[str]:
+    if empty := [s.label for s in shards if not (s.entry.samples or s.entry.bad or s.entry.broken)]:
+        yield f"{len(empty)} shards hold no image: {listed(empty)}"
     if alpha := sum(shard.entry.alpha for shard in shards):
         yield f"{alpha} images have transparency and are laid on white"
     if scattered := [shard.label for shard in shards if shard.entry.scattered]:
