@@ -42,6 +42,17 @@ def test_a_folder_is_cleaned_and_written(data: Path, tmp_path: Path) -> None:
     }
 
 
+def test_what_is_kept_without_a_caption_is_told(data: Path, tmp_path: Path) -> None:
+    (data / "1.txt").unlink()
+    words = ["--to", "lmdb", "--min-side", "64", "--workers", "1", "--off", "caption_missing"]
+    said = call("prepare", str(data), str(tmp_path / "out"), *words).output
+    assert "3 examples are in" in said
+    assert "1 of them have no caption: train with data.missing_captions=empty, or data.prompt" in said
+    again = call("prepare", str(data), str(tmp_path / "none"), *words[:-2]).output
+    assert "2 examples are in" in again
+    assert "no caption" not in again
+
+
 def test_every_option_reaches_the_run(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["--off", "blank", "--off", "too_small", "--max-aspect", "2", "--near", "2", "--near-colour", "9"]

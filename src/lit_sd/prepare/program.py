@@ -20,7 +20,7 @@ from lit_sd.prepare.scan import scan
 from lit_sd.prepare.settings import Settings
 from lit_sd.prepare.shapes import count_shapes
 from lit_sd.prepare.spot_check import read_answers
-from lit_sd.prepare.writing import Form, is_finished, write, write_decisions
+from lit_sd.prepare.writing import Form, count_blank, is_finished, write, write_decisions
 from lit_sd.spelling import hint
 
 DATABASE = "facts.sqlite"
@@ -127,6 +127,8 @@ def prepare(
             return
         count = write(job.database, job.data, form, out, settings, key)  # type: ignore[arg-type]
         say(f"{count:,} examples are in {out}")
+        if blank := count_blank(job.database, settings):
+            say(f"{blank:,} of them have no caption: train with data.missing_captions=empty, or data.prompt")
 
 
 def inspect(

@@ -149,6 +149,15 @@ def kept_captions(
     return tuple(Caption(text, captions[k].weight) for k, text in rows)
 
 
+def count_blank(database: Database, settings: Settings) -> int:
+    """Kept examples that are written without a caption."""
+    return database.one(
+        f"SELECT count(*) {KEPT} AND NOT EXISTS (SELECT 1 FROM captions WHERE captions.key = images.key "
+        "AND version IN (?, 2) AND k NOT IN (SELECT k FROM faults WHERE faults.key = images.key))",
+        (int(settings.normalise),),
+    )
+
+
 def stress(record: Record, template: str, frequencies: Frequencies) -> Record:
     """The record with its rare tags stressed in its captions; these as they were are in `extra`."""
     stressed = tuple(
