@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -130,12 +129,12 @@ class ShardSource(Source):
         labels, entries = shard_labels(shards), indexes.entries(f"{self.name}: indexing shards")
         rows = ShardRows(indexes, entries, labels, self._files, self.policy.skips_blank)
         there = [
-            Shard(labels[number], entry, partial(indexes.load, number), partial(rows.id_in, number))
-            for number, entry in enumerate(entries)
+            Shard(number, label, entry)
+            for number, (label, entry) in enumerate(zip(labels, entries, strict=True))
             if entry is not None
         ]
         absent = [label for label, entry in zip(labels, entries, strict=True) if entry is None]
-        notes = judge(f"{self.key}={self.root}", there, absent, self.policy)
+        notes = judge(f"{self.key}={self.root}", there, absent, rows, self.policy)
         if not len(rows):
             raise ValueError(
                 f"{self.key}={self.root}: no image is left: {'; '.join(notes) or 'none is there'}"

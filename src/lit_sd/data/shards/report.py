@@ -1,7 +1,7 @@
 """What is said of shards at set-up, and what of it ends the run."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -9,32 +9,34 @@ import numpy as np
 
 from lit_sd.data.buckets import SHOWN, listed
 from lit_sd.data.packed.packing import Names, Policy
-from lit_sd.data.shards.index import Entry, ShardIndex
+from lit_sd.data.shards.index import Entry
+from lit_sd.data.shards.rows import ShardRows
 
 
 class Shard(NamedTuple):
     """A shard that can be read.
 
     Attributes:
+        number: among all shards.
         label: what messages call it.
         entry: its summary.
-        load: gives its index.
-        name_of: gives the id of an example by row.
     """
 
+    number: int
     label: str
     entry: Entry
-    load: Callable[[], ShardIndex]
-    name_of: Callable[[ShardIndex, int], str]
 
 
-def judge(where: str, shards: Sequence[Shard], absent: Sequence[str], policy: Policy) -> list[str]:
+def judge(
+    where: str, shards: Sequence[Shard], absent: Sequence[str], rows: ShardRows, policy: Policy
+) -> list[str]:
     """Lines for the report.
 
     Args:
         where: what messages call all shards.
         shards: those that are there.
         absent: the names of those that are not.
+        rows: their examples.
         policy: what to do about what is bad or missing; it counts shards as it counts images.
 
     Raises:
@@ -47,10 +49,10 @@ def judge(where: str, shards: Sequence[Shard], absent: Sequence[str], policy: Po
     faults = [text] if wrong else []
     notes = [text] if text and not wrong else []
     if good and not captioned and not policy.one_for_all:
-        faults.append(_no_captions(shards, good))
+        faults.append(_no_captions(shards, rows, good))
     try:
-        bad_names = list(islice(_bad(shards), SHOWN))
-        blank_names = list(islice(_blank(shards), SHOWN)) if captioned else []
+        bad_names = list(islice(_bad(shards, rows), SHOWN))
+        blank_names = list(islice(_blank(shards, rows), SHOWN)) if captioned else []
         notes += policy.judge(
             where,
             good + bad,
@@ -82,25 +84,25 @@ def _judge_shards(shards: Sequence[Shard], absent: Sequence[str], policy: Policy
     return False, f"{text}; what they lack is skipped"
 
 
-def _bad(shards: Sequence[Shard]) -> Iterator[str]:
+def _bad(shards: Sequence[Shard], rows: ShardRows) -> Iterator[str]:
     for shard in shards:
         if shard.entry.bad:
-            for key, why in shard.load().faults.items():
+            for key, why in rows.indexes.load(shard.number).faults.items():
                 yield f"{shard.label}/{key} ({why})"
 
 
-def _blank(shards: Sequence[Shard]) -> Iterator[str]:
+def _blank(shards: Sequence[Shard], rows: ShardRows) -> Iterator[str]:
     for shard in shards:
         if shard.entry.captioned < shard.entry.samples:
-            index = shard.load()
+            index = rows.indexes.load(shard.number)
             for row in np.flatnonzero(~index.captioned).tolist():
-                yield shard.name_of(index, row)
+                yield rows.id_in(shard.number, index, row)
 
 
-def _no_captions(shards: Sequence[Shard], total: int) -> str:
+def _no_captions(shards: Sequence[Shard], rows: ShardRows, total: int) -> str:
     endings: Counter[str] = Counter()
     for shard in shards[:SHOWN]:
-        endings.update(shard.load().endings)
+        endings.update(rows.indexes.load(shard.number).endings)
     there = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(8))
     return (
         f"none of the {total} images has a caption: looked for .txt files, and in .json files; found "

@@ -53,7 +53,7 @@ def list_shards(root: Root | None, *, key: str = "data.root", options: Options |
 
 def _refuse(shard: str, key: str) -> None:
     path = shard.partition("?")[0]
-    if re.search(r"\.(tgz|tar\.\w+)$", path) and not shard.startswith("pipe:"):
+    if not path.endswith(".tar") and re.search(r"\.(tgz|tar\.\w+)$", path) and not shard.startswith("pipe:"):
         raise ValueError(
             f"{key}: {shard} is compressed, so no image in it can be read alone; unpack it to a plain .tar "
             "(images hardly shrink)"
