@@ -64,12 +64,12 @@ def test_a_group_that_is_not_chosen_is_named_as_such() -> None:
     assert told == "adapter.rank=4: no adapter is chosen here; choose one of full, lora with adapter=…"
 
 
-def test_a_key_with_several_values_is_told_with_what_a_shell_does() -> None:
+def test_shards_that_a_shell_made_of_braces_are_told() -> None:
     words = [f"data.root=shards/{i}.tar" for i in range(3)]
     (told,) = faults("data=webdataset", *words)
-    assert told.startswith(f"data.root is given 3 times ({', '.join(words)}); give it once.")
+    assert told.startswith(f"data.root is given 3 shards, of which the last would count ({', '.join(words)}")
     assert told.endswith("""quote them twice, 'data.root="…"'""")
-    assert faults("data=webdataset", words[0], words[0]) == []
+    assert faults("data=webdataset", words[0], words[0], "data.batch_size=1", "data.batch_size=2") == []
 
 
 def test_all_are_told_at_once_and_good_ones_do_not_suffer() -> None:

@@ -23,7 +23,7 @@ from lit_sd.places import missing_checkpoint
 from lit_sd.refusal import refuse
 from lit_sd.signatures import signature_of
 from lit_sd.sources import TargetError
-from lit_sd.spelling import given_twice, hint, nearest
+from lit_sd.spelling import hint, nearest, spread_by_shell
 
 FAULTS_OF = {"train": faults_in, "evaluate": evaluation_faults}
 """How each primary config is checked."""
@@ -82,7 +82,9 @@ class CommandLine:
                 base = self.compose(groups)
                 values = [o for o in values if base is not None and self.key_exists(o, base)]
                 cfg = self.compose([*groups, *values]) if base is not None else None
-            self.add(given_twice((o.key_or_group, str(o.input_line)) for o in values if not o.is_delete()))
+            self.add(
+                spread_by_shell((o.key_or_group, str(o.input_line)) for o in values if not o.is_delete())
+            )
             if cfg is not None:
                 self.add(FAULTS_OF[self.name](cfg))
                 self.add(missing_checkpoint(cfg))

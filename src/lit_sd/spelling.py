@@ -36,18 +36,20 @@ def common_start(one: str, other: str) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def given_twice(words: Iterable[tuple[str, str]]) -> list[str]:
-    """What to say of keys that have several values, of which Hydra would take the last.
+def spread_by_shell(words: Iterable[tuple[str, str]]) -> list[str]:
+    """What to say of keys to which a shell gave several shards, for braces that were not quoted: Hydra would
+    take the last.
 
     Args:
         words: key and whole text of each override.
     """
     texts: dict[str, dict[str, None]] = {}
     for key, text in words:
-        texts.setdefault(key, {})[text] = None
+        if text.endswith(".tar"):
+            texts.setdefault(key, {})[text] = None
     return [
-        f"{key} is given {len(found)} times ({', '.join(found)}); give it once. A shell makes several words "
-        f"of braces: quote them twice, '{key}=\"…\"'"
+        f"{key} is given {len(found)} shards, of which the last would count ({', '.join(list(found)[:3])}…); a "
+        f"shell makes several words of braces: quote them twice, '{key}=\"…\"'"
         for key, found in texts.items()
         if len(found) > 1
     ]
