@@ -48,8 +48,8 @@ def spread_by_shell(words: Iterable[tuple[str, str]]) -> list[str]:
         if text.endswith(".tar"):
             texts.setdefault(key, {})[text] = None
     return [
-        f"{key} is given {len(found)} shards, of which the last would count ({', '.join(list(found)[:3])}…); a "
-        f"shell makes several words of braces: quote them twice, '{key}=\"…\"'"
+        f"{key} is given {len(found)} shards, of which the last would count ({', '.join(list(found)[:3])}…); "
+        f"a shell makes several words of braces: quote them twice, '{key}=\"…\"'"
         for key, found in texts.items()
         if len(found) > 1
     ]
